@@ -1,0 +1,674 @@
+//! The way to a grant: first attempt, waiting, unknown outcomes, giving up.
+//!
+//! A pure state machine: it is told what happened and when, and says what to
+//! do next. It does no I/O and reads no clock, so that every course of events
+//! can be tested.
+
+use std::time::Duration;
+
+use crate::clock::Tick;
+use crate::keeper::{Call, Reply};
+use crate::lock::{Claimant, Grant, Holder, Key, Kind, Owner, Request, State, Ttl};
+use crate::signals::Sig;
+use crate::store::{Acquired, StoreError};
+
+/// How long to wait for a key that is busy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Not at all.
+    None,
+    /// Up to this time from the start on.
+    For(Duration),
+    /// Until it is free.
+    Forever,
+}
+
+/// What is wanted.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// The key.
+    pub key: Key,
+    /// The lease.
+    pub ttl: Ttl,
+    /// What the lease will be held by.
+    pub kind: Kind,
+    /// Who asks.
+    pub claimant: Claimant,
+    /// How long to wait.
+    pub patience: Patience,
+    /// How long the database may take to answer at all while nothing is held.
+    pub contact: Duration,
+}
+
+/// What to do next.
+#[derive(Debug)]
+pub enum Step {
+    /// Make this call, and report the answer.
+    Ask(Call),
+    /// Nothing, until something happens or [`Acquisition::wake_at`] comes.
+    Wait,
+    /// The lease is granted.
+    Won(Won),
+    /// It ends without a lease.
+    End(Refusal),
+}
+
+/// A lease that was just granted.
+#[derive(Debug)]
+pub struct Won {
+    /// The grant.
+    pub grant: Grant,
+    /// When the request was sent: the lease counts from here.
+    pub sent: Tick,
+    /// Earlier attempts of unknown outcome, which a server may yet carry out.
+    pub former: Vec<Owner>,
+}
+
+/// Why there is no lease.
+#[derive(Debug)]
+pub enum Refusal {
+    /// Others hold the key.
+    Busy(Vec<Holder>),
+    /// The store has no answer.
+    Failed(StoreError),
+    /// A signal came first.
+    Interrupted(Sig),
+    /// The keeper's thread is gone.
+    KeeperDied,
+}
+
+/// How long a call may still take after a signal, or after the time for
+/// waiting is over: long enough to learn of a grant and give it back.
+const LAST_WORD: Duration = Duration::from_secs(1);
+/// First and longest pause between looks at a busy key.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(3200));
+/// First and longest pause after a transient error.
+const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(640));
+
+/// The state of the attempt.
+#[derive(Debug)]
+pub struct Acquisition {
+    wanted: Wanted,
+    started: Tick,
+    random: fastrand::Rng,
+    phase: Phase,
+    /// Pauses made so far on a busy key, and on errors since the last answer.
+    looks: u32,
+    failures: u32,
+    /// Whether the store has answered at all.
+    answered: bool,
+    last_error: Option<StoreError>,
+    holders: Vec<Holder>,
+    former: Vec<Owner>,
+    /// Why to end after the call that is under way.
+    ending: Option<Sig>,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// A call was sent and must be answered by the given moment.
+    Asking {
+        give_up: Option<Tick>,
+        owner: Option<Owner>,
+    },
+    /// Nothing is under way until the moment, when `then` follows.
+    Pausing { until: Tick, then: Then },
+    /// The last call: what it answers does not matter any more.
+    Tidying {
+        give_up: Tick,
+        refusal: Option<Refusal>,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Then {
+    Look,
+    Acquire,
+}
+
+impl Acquisition {
+    /// Returns the machine and its first step.
+    #[must_use]
+    pub fn begin(wanted: Wanted, random: fastrand::Rng, now: Tick) -> (Self, Step) {
+        let mut machine = Self {
+            wanted,
+            started: now,
+            random,
+            phase: Phase::Pausing {
+                until: now,
+                then: Then::Acquire,
+            },
+            looks: 0,
+            failures: 0,
+            answered: false,
+            last_error: None,
+            holders: Vec::new(),
+            former: Vec::new(),
+            ending: None,
+        };
+        let step = machine.acquire(now);
+        (machine, step)
+    }
+
+    /// Returns who held the key at the last look.
+    #[must_use]
+    pub fn holders(&self) -> &[Holder] {
+        &self.holders
+    }
+
+    /// Returns when [`Acquisition::timer`] must be called at the latest.
+    #[must_use]
+    pub fn wake_at(&self) -> Option<Tick> {
+        match &self.phase {
+            Phase::Asking { give_up, .. } => *give_up,
+            Phase::Pausing { until, .. } => Some(*until),
+            Phase::Tidying { give_up, .. } => Some(*give_up),
+        }
+    }
+
+    /// Takes note of an answer to a call that was sent at `sent`.
+    pub fn answer(&mut self, sent: Tick, reply: Reply, now: Tick) -> Step {
+        let asked = match &mut self.phase {
+            Phase::Asking { owner, .. } => owner.take(),
+            Phase::Pausing { .. } => None,
+            Phase::Tidying { refusal, .. } => {
+                let refusal = refusal.take().unwrap_or(Refusal::KeeperDied);
+                return Step::End(refusal);
+            }
+        };
+        match reply {
+            Reply::Acquired(Ok(Acquired::Granted(grant))) => match self.ending {
+                None => Step::Won(Won {
+                    grant,
+                    sent,
+                    former: std::mem::take(&mut self.former),
+                }),
+                Some(sig) => self.tidy(Call::Release(grant), Refusal::Interrupted(sig), now),
+            },
+            Reply::Acquired(Ok(Acquired::Busy(holders))) | Reply::Looked(Ok(holders)) => {
+                self.busy(holders, now)
+            }
+            Reply::Acquired(Err(error)) => {
+                if error.outcome_unknown() {
+                    self.former.extend(asked);
+                }
+                self.failed(error, now)
+            }
+            Reply::Looked(Err(error)) => self.failed(error, now),
+            Reply::Gone => Step::End(Refusal::KeeperDied),
+            Reply::Renewed(_) | Reply::Released(_) | Reply::Forgot(_) => Step::Wait,
+        }
+    }
+
+    /// Takes note that the moment of [`Acquisition::wake_at`] has come.
+    pub fn timer(&mut self, now: Tick) -> Step {
+        if self.wake_at().is_none_or(|moment| now < moment) {
+            return Step::Wait;
+        }
+        match &mut self.phase {
+            Phase::Pausing { then, .. } => match *then {
+                Then::Look => self.look(now),
+                Then::Acquire => self.acquire(now),
+            },
+            Phase::Asking { .. } => Step::End(self.no_answer()),
+            Phase::Tidying { refusal, .. } => {
+                Step::End(refusal.take().unwrap_or(Refusal::KeeperDied))
+            }
+        }
+    }
+
+    /// Takes note of a signal that ends dblock.
+    pub fn signal(&mut self, sig: Sig, now: Tick) -> Step {
+        match &mut self.phase {
+            Phase::Pausing { .. } => self.end(Refusal::Interrupted(sig), now),
+            Phase::Asking { give_up, .. } => {
+                let soon = now + LAST_WORD;
+                *give_up = Some(give_up.map_or(soon, |moment| moment.min(soon)));
+                self.ending.get_or_insert(sig);
+                Step::Wait
+            }
+            Phase::Tidying { .. } => Step::Wait,
+        }
+    }
+
+    fn acquire(&mut self, now: Tick) -> Step {
+        let owner = Owner::generate();
+        self.phase = Phase::Asking {
+            give_up: self.limit(now),
+            owner: Some(owner.clone()),
+        };
+        Step::Ask(Call::Acquire(Request {
+            key: self.wanted.key.clone(),
+            ttl: self.wanted.ttl,
+            owner,
+            former: self.former.clone(),
+            kind: self.wanted.kind,
+            claimant: self.wanted.claimant.clone(),
+        }))
+    }
+
+    fn look(&mut self, now: Tick) -> Step {
+        self.phase = Phase::Asking {
+            give_up: self.limit(now),
+            owner: None,
+        };
+        Step::Ask(Call::Look(self.wanted.key.clone()))
+    }
+
+    /// Returns when a call that is made now is given up: a waiter's last look
+    /// is still waited for, a first contact is not.
+    fn limit(&self, now: Tick) -> Option<Tick> {
+        let last_word = if self.answered {
+            LAST_WORD
+        } else {
+            Duration::ZERO
+        };
+        self.deadline().map(|moment| moment.max(now) + last_word)
+    }
+
+    /// Returns until when errors are ridden out. The first contact has its
+    /// own limit; a waiter that has had an answer is patient to the end.
+    fn deadline(&self) -> Option<Tick> {
+        match self.wanted.patience {
+            Patience::For(length) if self.answered => Some(self.started + length),
+            Patience::Forever if self.answered => None,
+            _ => Some(self.started + self.wanted.contact),
+        }
+    }
+
+    /// Returns when the time for waiting is over.
+    fn over(&self) -> Option<Tick> {
+        match self.wanted.patience {
+            Patience::None => Some(self.started),
+            Patience::For(length) => Some(self.started + length),
+            Patience::Forever => None,
+        }
+    }
+
+    fn is_over(&self, now: Tick) -> bool {
+        self.over().is_some_and(|end| now >= end)
+    }
+
+    fn busy(&mut self, holders: Vec<Holder>, now: Tick) -> Step {
+        self.answered = true;
+        self.failures = 0;
+        self.last_error = None;
+        if let Some(sig) = self.ending {
+            return self.end(Refusal::Interrupted(sig), now);
+        }
+        let held: Vec<Holder> = holders
+            .into_iter()
+            .filter(|row| row.state == State::Held)
+            .collect();
+        let own_leftover = held
+            .iter()
+            .any(|row| self.former.contains(&row.grant.owner));
+        // Nobody, or only a former attempt of ours, stands in the way.
+        if held.is_empty() || own_leftover {
+            self.failures += 1;
+            if self.failures == 1 {
+                return self.acquire(now);
+            }
+            return self.pause_after_failure(now);
+        }
+        let remaining = held.iter().map(|row| row.remaining).min();
+        self.holders = held;
+        if self.is_over(now) {
+            let holders = std::mem::take(&mut self.holders);
+            return self.end(Refusal::Busy(holders), now);
+        }
+        let mut pause = self.jittered(PAUSE, self.looks);
+        self.looks = self.looks.saturating_add(1);
+        if let Some(remaining) = remaining {
+            pause = pause.min(remaining + Duration::from_millis(1));
+        }
+        let mut until = now + pause;
+        if let Some(end) = self.over() {
+            until = until.min(end);
+        }
+        self.phase = Phase::Pausing {
+            until,
+            then: Then::Look,
+        };
+        Step::Wait
+    }
+
+    fn failed(&mut self, error: StoreError, now: Tick) -> Step {
+        if let Some(sig) = self.ending {
+            return self.end(Refusal::Interrupted(sig), now);
+        }
+        // A connection that cannot be made is not tried again by those who do
+        // not want to wait; everything else that may pass is, within the time
+        // for a first contact.
+        let hopeless = match &error {
+            StoreError::Unreachable(_) => self.wanted.patience == Patience::None && !self.answered,
+            StoreError::ReadOnly(_) => !self.answered,
+            other => !other.may_pass(),
+        };
+        if hopeless || self.deadline().is_some_and(|moment| now >= moment) {
+            return self.end(Refusal::Failed(error), now);
+        }
+        self.last_error = Some(error);
+        self.failures = self.failures.saturating_add(1);
+        self.pause_after_failure(now)
+    }
+
+    fn pause_after_failure(&mut self, now: Tick) -> Step {
+        let pause = self.jittered(RETRY, self.failures);
+        self.phase = Phase::Pausing {
+            until: now + pause,
+            then: Then::Acquire,
+        };
+        Step::Wait
+    }
+
+    /// Returns `first`, doubled `times` times, at most `longest`, a quarter
+    /// more or less by chance, so that many waiters do not come at once.
+    fn jittered(&mut self, (first, longest): (Duration, Duration), times: u32) -> Duration {
+        let whole = first.saturating_mul(1 << times.min(16)).min(longest);
+        whole.mul_f64(0.75 + self.random.f64() / 2.0)
+    }
+
+    fn no_answer(&mut self) -> Refusal {
+        if let Some(sig) = self.ending {
+            return Refusal::Interrupted(sig);
+        }
+        Refusal::Failed(self.last_error.take().unwrap_or_else(|| {
+            StoreError::Unreachable(format!(
+                "no answer from the database within {}",
+                humantime::format_duration(self.wanted.contact)
+            ))
+        }))
+    }
+
+    /// Ends, after what former attempts may have left was removed.
+    fn end(&mut self, refusal: Refusal, now: Tick) -> Step {
+        if self.former.is_empty() {
+            return Step::End(refusal);
+        }
+        let former = std::mem::take(&mut self.former);
+        let key = self.wanted.key.clone();
+        self.tidy(Call::Forget(key, former), refusal, now)
+    }
+
+    fn tidy(&mut self, call: Call, refusal: Refusal, now: Tick) -> Step {
+        self.phase = Phase::Tidying {
+            give_up: now + LAST_WORD,
+            refusal: Some(refusal),
+        };
+        Step::Ask(call)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::Token;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn wanted(patience: Patience) -> Wanted {
+        Wanted {
+            key: Key::new("k").expect("a key"),
+            ttl: Ttl::new(30 * SECOND).expect("a TTL"),
+            kind: Kind::Run,
+            claimant: Claimant::default(),
+            patience,
+            contact: 5 * SECOND,
+        }
+    }
+
+    fn at(millis: u64) -> Tick {
+        Tick::from_boot(Duration::from_millis(millis))
+    }
+
+    fn begin(patience: Patience) -> (Acquisition, Request) {
+        let (machine, step) =
+            Acquisition::begin(wanted(patience), fastrand::Rng::with_seed(7), at(0));
+        (machine, request(step))
+    }
+
+    fn request(step: Step) -> Request {
+        match step {
+            Step::Ask(Call::Acquire(request)) => request,
+            other => panic!("not an attempt to acquire: {other:?}"),
+        }
+    }
+
+    fn row(owner: &Owner, remaining: Duration) -> Holder {
+        Holder {
+            grant: Grant {
+                key: Key::new("k").expect("a key"),
+                slot: 0,
+                owner: owner.clone(),
+                token: Token(1),
+            },
+            state: if remaining.is_zero() {
+                State::Expired
+            } else {
+                State::Held
+            },
+            kind: Kind::Run,
+            slots: 1,
+            claimant: Claimant::default(),
+            acquired_at: None,
+            held: Duration::ZERO,
+            remaining,
+            ttl: 30 * SECOND,
+            renewals: 0,
+        }
+    }
+
+    fn busy(remaining: Duration) -> Reply {
+        Reply::Acquired(Ok(Acquired::Busy(vec![row(&Owner::generate(), remaining)])))
+    }
+
+    fn looked_busy(remaining: Duration) -> Reply {
+        Reply::Looked(Ok(vec![row(&Owner::generate(), remaining)]))
+    }
+
+    fn lost_reply() -> Reply {
+        Reply::Acquired(Err(StoreError::Unavailable("gone".into())))
+    }
+
+    fn granted(request: &Request) -> Reply {
+        Reply::Acquired(Ok(Acquired::Granted(Grant {
+            key: request.key.clone(),
+            slot: 0,
+            owner: request.owner.clone(),
+            token: Token(9),
+        })))
+    }
+
+    #[test]
+    fn a_free_key_is_won_and_counts_from_the_question() {
+        let (mut machine, request) = begin(Patience::None);
+        let Step::Won(won) = machine.answer(at(3), granted(&request), at(900)) else {
+            panic!("not won");
+        };
+        assert_eq!(won.sent, at(3));
+        assert_eq!(won.grant.token, Token(9));
+    }
+
+    #[test]
+    fn without_patience_busy_is_final() {
+        let (mut machine, _) = begin(Patience::None);
+        let step = machine.answer(at(0), busy(9 * SECOND), at(5));
+        assert!(matches!(step, Step::End(Refusal::Busy(rows)) if rows.len() == 1));
+    }
+
+    #[test]
+    fn a_row_that_just_went_is_tried_again_at_once() {
+        let (mut machine, first) = begin(Patience::None);
+        let second = request(machine.answer(at(0), busy(Duration::ZERO), at(5)));
+        assert_ne!(first.owner, second.owner, "an owner id is for one attempt");
+        assert!(second.former.is_empty(), "busy is an answer");
+    }
+
+    #[test]
+    fn pauses_double_and_never_outlast_the_holder() {
+        let (mut machine, _) = begin(Patience::Forever);
+        let mut now = at(0);
+        let mut pauses = Vec::new();
+        let mut reply = busy(1000 * SECOND);
+        for _ in 0..8 {
+            assert!(matches!(machine.answer(now, reply, now), Step::Wait));
+            let wake = machine.wake_at().expect("a moment");
+            pauses.push((wake - now).as_millis());
+            now = wake;
+            assert!(matches!(machine.timer(now), Step::Ask(Call::Look(_))));
+            reply = looked_busy(1000 * SECOND);
+        }
+        for (pause, whole) in pauses
+            .iter()
+            .zip([200, 400, 800, 1600, 3200, 3200, 3200, 3200])
+        {
+            assert!(
+                (whole * 3 / 4..=whole * 5 / 4).contains(pause),
+                "{pauses:?}"
+            );
+        }
+        assert!(matches!(
+            machine.answer(now, looked_busy(SECOND), now),
+            Step::Wait
+        ));
+        assert!(machine.wake_at().expect("a moment") <= now + SECOND + SECOND / 100);
+    }
+
+    #[test]
+    fn waiting_ends_in_time_with_a_last_look() {
+        let (mut machine, _) = begin(Patience::For(SECOND));
+        let mut now = at(0);
+        let mut step = machine.answer(now, busy(1000 * SECOND), now);
+        while let Step::Wait = step {
+            now = machine.wake_at().expect("a moment");
+            assert!(now <= at(1000));
+            assert!(matches!(machine.timer(now), Step::Ask(Call::Look(_))));
+            step = machine.answer(now, looked_busy(1000 * SECOND), now);
+        }
+        assert_eq!(now, at(1000));
+        assert!(matches!(step, Step::End(Refusal::Busy(_))));
+    }
+
+    #[test]
+    fn after_a_look_at_a_free_key_comes_an_attempt() {
+        let (mut machine, _) = begin(Patience::Forever);
+        assert!(matches!(
+            machine.answer(at(0), busy(SECOND), at(0)),
+            Step::Wait
+        ));
+        let now = machine.wake_at().expect("a moment");
+        assert!(matches!(machine.timer(now), Step::Ask(Call::Look(_))));
+        let step = machine.answer(now, Reply::Looked(Ok(Vec::new())), now);
+        request(step);
+    }
+
+    #[test]
+    fn an_unknown_outcome_is_tried_anew_and_cleaned_up() {
+        let (mut machine, first) = begin(Patience::None);
+        assert!(matches!(
+            machine.answer(at(0), lost_reply(), at(5)),
+            Step::Wait
+        ));
+        let now = machine.wake_at().expect("a moment");
+        let second = request(machine.timer(now));
+        assert_eq!(second.former, std::slice::from_ref(&first.owner));
+        assert_ne!(second.owner, first.owner);
+        // Its own leftover is not "busy".
+        let own = Reply::Acquired(Ok(Acquired::Busy(vec![row(&first.owner, SECOND)])));
+        let third = request(machine.answer(now, own, now));
+        assert_eq!(third.former, std::slice::from_ref(&first.owner));
+        // Before it gives up it removes what it may have left.
+        let step = machine.answer(now, busy(SECOND), now);
+        assert!(matches!(step, Step::Ask(Call::Forget(_, owners)) if owners == [first.owner]));
+        let step = machine.answer(now, Reply::Forgot(Ok(())), now);
+        assert!(matches!(step, Step::End(Refusal::Busy(_))));
+    }
+
+    #[test]
+    fn errors_end_by_the_time_of_a_first_contact() {
+        let (mut machine, _) = begin(Patience::None);
+        let mut now = at(0);
+        loop {
+            let deadlock = Reply::Acquired(Err(StoreError::Transient("1213".into())));
+            match machine.answer(now, deadlock, now) {
+                Step::Wait => now = machine.wake_at().expect("a moment"),
+                Step::End(Refusal::Failed(StoreError::Transient(_))) => break,
+                other => panic!("{other:?}"),
+            }
+            request(machine.timer(now));
+        }
+        assert!(now >= at(5000) && now < at(6000), "{now:?}");
+    }
+
+    #[test]
+    fn what_needs_somebody_to_act_is_final() {
+        for error in [
+            StoreError::Denied(String::new()),
+            StoreError::Schema(String::new()),
+            StoreError::ReadOnly(String::new()),
+        ] {
+            let (mut machine, _) = begin(Patience::Forever);
+            let step = machine.answer(at(0), Reply::Acquired(Err(error)), at(1));
+            assert!(matches!(step, Step::End(Refusal::Failed(_))));
+        }
+    }
+
+    #[test]
+    fn a_server_that_does_not_answer_is_given_up() {
+        let (mut machine, _) = begin(Patience::Forever);
+        assert_eq!(machine.wake_at(), Some(at(5000)));
+        let step = machine.timer(at(5000));
+        assert!(matches!(
+            step,
+            Step::End(Refusal::Failed(StoreError::Unreachable(_)))
+        ));
+    }
+
+    #[test]
+    fn a_waiter_rides_out_an_outage() {
+        let (mut machine, _) = begin(Patience::Forever);
+        assert!(matches!(
+            machine.answer(at(0), busy(SECOND), at(0)),
+            Step::Wait
+        ));
+        let mut now = machine.wake_at().expect("a moment");
+        assert!(matches!(machine.timer(now), Step::Ask(Call::Look(_))));
+        let mut reply = Reply::Looked(Err(StoreError::Unreachable("down".into())));
+        for _ in 0..100 {
+            assert!(matches!(machine.answer(now, reply, now), Step::Wait));
+            now = machine.wake_at().expect("a moment");
+            request(machine.timer(now));
+            reply = Reply::Acquired(Err(StoreError::Unreachable("down".into())));
+        }
+        assert!(now > at(30_000));
+    }
+
+    #[test]
+    fn a_signal_ends_the_waiting_and_gives_a_late_grant_back() {
+        let (mut machine, _) = begin(Patience::Forever);
+        assert!(matches!(
+            machine.answer(at(0), busy(SECOND), at(0)),
+            Step::Wait
+        ));
+        let step = machine.signal(Sig::Term, at(1));
+        assert!(matches!(step, Step::End(Refusal::Interrupted(Sig::Term))));
+
+        let (mut machine, request) = begin(Patience::Forever);
+        assert!(matches!(machine.signal(Sig::Int, at(1)), Step::Wait));
+        assert_eq!(machine.wake_at(), Some(at(1001)));
+        let step = machine.answer(at(0), granted(&request), at(500));
+        assert!(matches!(step, Step::Ask(Call::Release(_))));
+        let step = machine.answer(
+            at(500),
+            Reply::Released(Ok(crate::store::Released::Released)),
+            at(501),
+        );
+        assert!(matches!(step, Step::End(Refusal::Interrupted(Sig::Int))));
+
+        let (mut machine, _) = begin(Patience::Forever);
+        assert!(matches!(machine.signal(Sig::Int, at(1)), Step::Wait));
+        let step = machine.timer(at(1001));
+        assert!(matches!(step, Step::End(Refusal::Interrupted(Sig::Int))));
+    }
+}

@@ -1,0 +1,216 @@
+//! Leases that a script holds by hand: `acquire`, `renew`, `release`, `check`.
+
+use anyhow::{Context, Error};
+
+use super::obtain::{dismiss, obtain, patience};
+use crate::acquisition::{Refusal, Wanted};
+use crate::cli::{AcquireArgs, CheckArgs, ReleaseArgs, RenewArgs};
+use crate::clock;
+use crate::config;
+use crate::exit::{Exit, Status};
+use crate::inbox::{Inbox, Incoming};
+use crate::keeper::{Call, Keeper, Reply};
+use crate::lock::{Grant, Holder, Key, Kind, Owner, State, Ttl, to_millis};
+use crate::origin;
+use crate::output::{self, AcquiredReport, Console, HeldBy, rough};
+use crate::signals::Relay;
+use crate::store::{Limits, Released, Renewed, Revive, Store};
+
+/// Takes a lock and prints its owner id. If the id cannot be written, nobody
+/// could ever release the lock, so the lease is given back.
+pub(super) fn acquire(args: &AcquireArgs) -> Result<Exit, Error> {
+    let console = super::console(&args.store);
+    let relay = Relay::install().context("cannot install signal handlers")?;
+    let settings = config::settings(&args.store)?;
+    let mut inbox = Inbox::new(relay).context("cannot wait for events")?;
+    let store = settings.endpoint.open(Limits {
+        idle: args.lock.ttl.get(),
+        ..Limits::for_command(settings.connect_timeout)
+    });
+    let keeper = Keeper::start(store, inbox.postbox()).context("cannot start a thread")?;
+    let key = &args.lock.key;
+    let wanted = Wanted {
+        key: key.clone(),
+        ttl: args.lock.ttl,
+        kind: Kind::Acquire,
+        claimant: config::claimant(&[], args.lock.note.clone()),
+        patience: patience(&args.lock),
+        contact: settings.connect_timeout,
+    };
+    let won = match obtain(wanted, &mut inbox, &keeper, console)? {
+        Ok(won) => won,
+        Err(refusal) => {
+            dismiss(keeper, &mut inbox);
+            return match refusal {
+                Refusal::Busy(holders) => {
+                    console.busy(&HeldBy {
+                        key,
+                        holders: &holders,
+                    });
+                    Ok(Exit::Code(args.lock.busy_exit))
+                }
+                Refusal::Interrupted(sig) => Ok(Exit::Signal(sig.number())),
+                Refusal::Failed(error) => Err(error.into()),
+                Refusal::KeeperDied => Ok(Status::Internal.into()),
+            };
+        }
+    };
+    if !won.former.is_empty() {
+        keeper.ask(Call::Forget(key.clone(), won.former));
+    }
+    let grant = won.grant;
+    let text = if args.json {
+        output::json(&AcquiredReport {
+            key,
+            slot: grant.slot,
+            owner: &grant.owner,
+            token: grant.token,
+            ttl_ms: args.lock.ttl.as_millis(),
+            remaining_ms: to_millis(args.lock.ttl.get().saturating_sub(clock::now() - won.sent)),
+        })?
+    } else {
+        format!("{}\n", grant.owner)
+    };
+    let printed = if origin::was_closed(1) {
+        Err(std::io::Error::other("standard output is closed"))
+    } else {
+        output::print(&text)
+    };
+    if let Err(error) = printed {
+        give_back(&grant, &keeper, &mut inbox, settings.connect_timeout);
+        dismiss(keeper, &mut inbox);
+        console.say(&format_args!(
+            "cannot write the owner id, so \"{key}\" was given back: {error}"
+        ));
+        return Ok(Status::Internal.into());
+    }
+    dismiss(keeper, &mut inbox);
+    console.tell(&format_args!(
+        "\"{key}\" granted with token {}",
+        grant.token
+    ));
+    Ok(Exit::SUCCESS)
+}
+
+fn give_back(grant: &Grant, keeper: &Keeper, inbox: &mut Inbox, limit: std::time::Duration) {
+    keeper.ask(Call::Release(grant.clone()));
+    let limit = clock::now() + limit;
+    while clock::now() < limit {
+        let Ok(happened) = inbox.wait(Some(limit)) else {
+            return;
+        };
+        let answered = happened.iter().any(|incoming| {
+            matches!(incoming, Incoming::Answer(answer) if matches!(answer.reply, Reply::Released(_)))
+        });
+        if answered {
+            return;
+        }
+    }
+}
+
+pub(super) fn renew(args: &RenewArgs) -> Result<Exit, Error> {
+    let console = super::console(&args.store);
+    let (key, owner) = (&args.lease.key, &args.lease.owner);
+    let mut store = super::open(&args.store)?;
+    let held = match find(&mut *store, key, owner)? {
+        Found::Held(held) => held,
+        Found::Not(why) => return Ok(not_held(console, &why)),
+    };
+    // A row from before an update of dblock may hold any number.
+    let ttl = match args.ttl {
+        Some(ttl) => ttl,
+        None => Ttl::new(held.ttl).context("the lease's present TTL cannot be kept")?,
+    };
+    match store.renew(&held.grant, ttl, Revive::Refused)? {
+        Renewed::Extended => {
+            console.tell(&format_args!("\"{key}\" renewed for {ttl}"));
+            Ok(Exit::SUCCESS)
+        }
+        Renewed::Lost(rows) => Ok(not_held(console, &why_not(key, owner, &rows))),
+    }
+}
+
+pub(super) fn release(args: &ReleaseArgs) -> Result<Exit, Error> {
+    let console = super::console(&args.store);
+    let (key, owner) = (&args.lease.key, &args.lease.owner);
+    let mut store = super::open(&args.store)?;
+    let rows = store.holders(Some(key))?;
+    // An expired lease that nobody has taken is still there to be given back,
+    // but the caller must learn that it was not protected to the end.
+    let Some(row) = rows.iter().find(|row| row.grant.owner == *owner) else {
+        return Ok(not_held(console, &why_not(key, owner, &rows)));
+    };
+    match store.release(&row.grant)? {
+        Released::Released if row.state == State::Expired => {
+            Ok(not_held(console, &why_not(key, owner, &rows)))
+        }
+        Released::Released => Ok(Exit::SUCCESS),
+        Released::NotHeld => {
+            let rows = store.holders(Some(key))?;
+            Ok(not_held(console, &why_not(key, owner, &rows)))
+        }
+    }
+}
+
+pub(super) fn check(args: &CheckArgs) -> Result<Exit, Error> {
+    let console = super::console(&args.store);
+    let (key, owner) = match (&args.key, &args.owner) {
+        (Some(key), Some(owner)) => (key.clone(), owner.clone()),
+        _ => config::surrounding_lease()?,
+    };
+    let mut store = super::open(&args.store)?;
+    let held = match find(&mut *store, &key, &owner)? {
+        Found::Held(held) => held,
+        Found::Not(why) => return Ok(not_held(console, &why)),
+    };
+    if args.min_left.is_some_and(|least| held.remaining < least) {
+        let why = format!("\"{key}\" has only {} left", rough(held.remaining));
+        return Ok(not_held(console, &why));
+    }
+    console.tell(&format_args!(
+        "\"{key}\" is held, {} left",
+        rough(held.remaining)
+    ));
+    Ok(Exit::SUCCESS)
+}
+
+enum Found {
+    Held(Box<Holder>),
+    Not(String),
+}
+
+fn find(store: &mut dyn Store, key: &Key, owner: &Owner) -> Result<Found, Error> {
+    let rows = store.holders(Some(key))?;
+    let own = |row: &&Holder| row.grant.owner == *owner && row.state == State::Held;
+    Ok(match rows.iter().find(own) {
+        Some(row) => Found::Held(Box::new(row.clone())),
+        None => Found::Not(why_not(key, owner, &rows)),
+    })
+}
+
+/// Tells free, expired and held by another apart.
+fn why_not(key: &Key, owner: &Owner, rows: &[Holder]) -> String {
+    if rows.iter().any(|row| row.grant.owner == *owner) {
+        return format!("\"{key}\" has expired: that lease is over");
+    }
+    let held: Vec<Holder> = rows
+        .iter()
+        .filter(|row| row.state == State::Held)
+        .cloned()
+        .collect();
+    if held.is_empty() {
+        return format!("\"{key}\" is free: nobody holds it");
+    }
+    format!(
+        "not held by that owner: {}",
+        HeldBy {
+            key,
+            holders: &held
+        }
+    )
+}
+
+fn not_held(console: Console, why: &str) -> Exit {
+    console.say(&why);
+    Status::NotHeld.into()
+}

@@ -1,0 +1,79 @@
+//! `dblock status`: who holds which locks. It only reads.
+
+use std::time::Duration;
+
+use anyhow::{Context, Error};
+
+use crate::cli::StatusArgs;
+use crate::exit::{Exit, Status};
+use crate::lock::{Holder, Key, State};
+use crate::output::{self, StatusRow};
+use crate::signals::Interrupt;
+use crate::store::{Store, StoreError};
+
+/// Time between two looks of `--watch`.
+const EVERY: Duration = Duration::from_secs(1);
+/// Clears the screen and puts the cursor to its top (ECMA-48, ED and CUP).
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
+pub(super) fn status(args: &StatusArgs) -> Result<Exit, Error> {
+    let mut keys: Vec<Key> = args.keys.iter().chain(&args.more_keys).cloned().collect();
+    keys.sort();
+    keys.dedup();
+    let mut store = super::open(&args.store)?;
+    if args.watch {
+        return watch(&mut *store, &keys);
+    }
+    let rows = look(&mut *store, &keys)?;
+    let text = if args.json {
+        output::json(&rows.iter().map(StatusRow::new).collect::<Vec<_>>())?
+    } else {
+        output::status_table(&rows, &free(&keys, &rows))
+    };
+    output::print(&text)?;
+    let all_held = keys.iter().all(|key| is_held(key, &rows));
+    Ok(if all_held {
+        Exit::SUCCESS
+    } else {
+        Status::NotHeld.into()
+    })
+}
+
+/// Shows the table anew every second. An error is shown in its place, because
+/// somebody who watches wants to see the database come back.
+fn watch(store: &mut dyn Store, keys: &[Key]) -> Result<Exit, Error> {
+    let interrupt = Interrupt::install().context("cannot install a signal handler")?;
+    loop {
+        let shown = match look(store, keys) {
+            Ok(rows) => output::status_table(&rows, &free(keys, &rows)),
+            Err(error) => format!("{error}\n"),
+        };
+        output::print(&format!("{CLEAR}{shown}"))?;
+        if interrupt.wait(EVERY) {
+            return Ok(Exit::SUCCESS);
+        }
+    }
+}
+
+fn look(store: &mut dyn Store, keys: &[Key]) -> Result<Vec<Holder>, StoreError> {
+    if keys.is_empty() {
+        return store.holders(None);
+    }
+    let mut rows = Vec::new();
+    for key in keys {
+        rows.extend(store.holders(Some(key))?);
+    }
+    Ok(rows)
+}
+
+fn is_held(key: &Key, rows: &[Holder]) -> bool {
+    rows.iter()
+        .any(|row| row.grant.key == *key && row.state == State::Held)
+}
+
+fn free(keys: &[Key], rows: &[Holder]) -> Vec<Key> {
+    keys.iter()
+        .filter(|key| !rows.iter().any(|row| row.grant.key == **key))
+        .cloned()
+        .collect()
+}

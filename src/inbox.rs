@@ -1,0 +1,143 @@
+//! The one place where a running dblock waits: for signals, for answers of
+//! the keeper, and for a moment of the boot-time clock.
+//!
+//! The moment is kept by a timer of the kernel on `CLOCK_BOOTTIME`
+//! (timerfd_create(2)), because the time-outs of poll(2) and of channels stand
+//! still during suspend, and a deadline must be looked at as soon as the
+//! machine wakes up.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::{Arc, mpsc};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+
+use crate::clock::Tick;
+use crate::keeper::Answer;
+use crate::signals::{Inherited, Relay, Sig};
+
+/// Something that happened.
+#[derive(Debug)]
+pub enum Incoming {
+    /// A signal reached this process.
+    Signal(Sig),
+    /// The keeper answered.
+    Answer(Answer),
+    /// The moment has come.
+    Timer,
+}
+
+/// Collects what happens.
+#[derive(Debug)]
+pub struct Inbox {
+    relay: Relay,
+    answers: mpsc::Receiver<Answer>,
+    sender: mpsc::Sender<Answer>,
+    bell: Arc<EventFd>,
+    timer: TimerFd,
+}
+
+/// Where the keeper posts its answers.
+#[derive(Clone, Debug)]
+pub struct Postbox {
+    sender: mpsc::Sender<Answer>,
+    bell: Arc<EventFd>,
+}
+
+impl Postbox {
+    /// Posts an answer. Nothing happens if nobody reads any more.
+    pub fn send(&self, answer: Answer) {
+        self.sender.send(answer).ok();
+        self.bell.write(1).ok();
+    }
+}
+
+impl Inbox {
+    /// Returns an inbox for this process's signals and a keeper's answers.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the system has no descriptors to give.
+    pub fn new(relay: Relay) -> io::Result<Self> {
+        let (sender, answers) = mpsc::channel();
+        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let timer = TimerFd::new(
+            ClockId::CLOCK_BOOTTIME,
+            TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK,
+        )?;
+        Ok(Self {
+            relay,
+            answers,
+            sender,
+            bell: Arc::new(bell),
+            timer,
+        })
+    }
+
+    /// Returns where answers are to be posted.
+    #[must_use]
+    pub fn postbox(&self) -> Postbox {
+        Postbox {
+            sender: self.sender.clone(),
+            bell: Arc::clone(&self.bell),
+        }
+    }
+
+    /// Returns the dispositions of signals that a job must find.
+    #[must_use]
+    pub fn inherited(&self) -> Inherited {
+        self.relay.inherited()
+    }
+
+    /// Waits until something happens, at the latest until `moment`, and
+    /// returns all that has happened, in the order signals, answers, timer.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the system cannot wait.
+    pub fn wait(&mut self, moment: Option<Tick>) -> io::Result<Vec<Incoming>> {
+        match moment {
+            // A timer set to zero would be disarmed (timerfd_settime(2)).
+            Some(tick) => self.timer.set(
+                Expiration::OneShot(TimeSpec::from_duration(
+                    tick.since_boot().max(std::time::Duration::from_nanos(1)),
+                )),
+                TimerSetTimeFlags::TFD_TIMER_ABSTIME,
+            )?,
+            None => self.timer.unset()?,
+        }
+        loop {
+            let mut fds = [
+                PollFd::new(self.relay.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.bell.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.timer.as_fd(), PollFlags::POLLIN),
+            ];
+            match poll(&mut fds, PollTimeout::NONE) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let rang = fds[2].any() == Some(true);
+            let mut happened: Vec<_> = self
+                .relay
+                .pending()
+                .into_iter()
+                .map(Incoming::Signal)
+                .collect();
+            // Quieted before the channel is read, so that an answer posted in
+            // between rings again.
+            self.bell.read().ok();
+            happened.extend(self.answers.try_iter().map(Incoming::Answer));
+            if rang {
+                self.timer.unset()?;
+                happened.push(Incoming::Timer);
+            }
+            if !happened.is_empty() {
+                return Ok(happened);
+            }
+        }
+    }
+}

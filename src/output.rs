@@ -1,0 +1,420 @@
+//! What people and scripts read: the only writer to standard output and
+//! standard error.
+//!
+//! Standard output carries what was asked for and nothing else; everything
+//! that is told goes to standard error, one line a thing, each written at
+//! once so that lines of several processes do not mix. This module must not
+//! know SQL or decide anything.
+
+use std::fmt::{self, Display};
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use comfy_table::{Table, TableStyle};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use serde::Serialize;
+
+use crate::lock::{Holder, Key, Kind, Owner, State, Token, serialize_millis, to_millis};
+use crate::signals;
+use crate::supervise::{Ended, Loss, Note};
+
+/// How much is told.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Console {
+    /// Say nothing about a busy key.
+    pub quiet: bool,
+    /// Tell what happens.
+    pub verbose: bool,
+}
+
+impl Console {
+    /// Tells what matters: an error, a warning, an end.
+    pub fn say(self, line: &dyn Display) {
+        // A closed or full stderr changes nothing about what is done.
+        let text = format!("dblock: {}\n", line.to_string().replace('\n', " "));
+        io::stderr().write_all(text.as_bytes()).ok();
+    }
+
+    /// Tells that a key is busy, unless that is not wanted.
+    pub fn busy(self, line: &dyn Display) {
+        if !self.quiet {
+            self.say(line);
+        }
+    }
+
+    /// Tells what only those want to know who asked for it.
+    pub fn tell(self, line: &dyn Display) {
+        if self.verbose {
+            self.say(line);
+        }
+    }
+
+    /// Tells what the supervisor noted.
+    pub fn note(self, key: &Key, note: &Note) {
+        match note {
+            Note::Renewed(took) => self.tell(&format_args!(
+                "\"{key}\" renewed in {}",
+                humantime::format_duration(Duration::from_micros(
+                    u64::try_from(took.as_micros()).unwrap_or(u64::MAX)
+                ))
+            )),
+            Note::RenewalFailed(why) => {
+                self.tell(&format_args!("renewing \"{key}\" failed: {why}"));
+            }
+            Note::RenewalsFailing(why, left) => self.say(&format_args!(
+                "renewing \"{key}\" fails, still trying; the job will be stopped in {}: {why}",
+                rough(*left)
+            )),
+            Note::Recovered => self.tell(&format_args!("renewing \"{key}\" works again")),
+            Note::Stopping(loss) => {
+                self.tell(&format_args!(
+                    "\"{key}\" is lost ({loss}), stopping the job"
+                ));
+            }
+            Note::LostBefore(_) => self.say(&format_args!(
+                "warning: \"{key}\" was not held any more when the job had ended; \
+                 somebody else may have run at the same time"
+            )),
+            Note::NotReleased(why, left) => self.say(&format_args!(
+                "warning: \"{key}\" could not be released and expires in {}: {why}",
+                rough(*left)
+            )),
+        }
+    }
+}
+
+/// Writes to standard output what was asked for.
+///
+/// # Errors
+///
+/// Returns what write(2) says, also for a pipe that nobody reads.
+pub fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// Returns `value` as one JSON text with a line end.
+///
+/// # Errors
+///
+/// Returns an error if the value has no JSON form.
+pub fn json(value: &impl Serialize) -> serde_json::Result<String> {
+    serde_json::to_string_pretty(value).map(|text| text + "\n")
+}
+
+impl Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(status) => write!(f, "it exited with {status}"),
+            Self::Signaled(number) => write!(f, "it died of {}", signals::name(*number)),
+        }
+    }
+}
+
+impl Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Answered(rows) => match rows.iter().find(|row| row.state == State::Held) {
+                Some(row) => write!(f, "it is held by {} now", Who(row)),
+                None => f.write_str("its row was removed"),
+            },
+            Self::Late(Some(why)) => write!(f, "it could not be renewed in time: {why}"),
+            Self::Late(None) => f.write_str("it was not renewed in time"),
+            Self::KeeperDied => f.write_str("the renewing thread died"),
+        }
+    }
+}
+
+/// Shows a holder as `web-3 (pid 4242, deploy)`.
+pub struct Who<'a>(pub &'a Holder);
+
+impl Display for Who<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let who = &self.0.claimant;
+        write!(f, "{} (pid {}, {})", who.host, who.pid, who.user)
+    }
+}
+
+/// Shows that a key is held, by whom, since when, and for how long.
+pub struct HeldBy<'a> {
+    /// The key.
+    pub key: &'a Key,
+    /// Its holders.
+    pub holders: &'a [Holder],
+}
+
+impl Display for HeldBy<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(row) = self.holders.first() else {
+            return write!(f, "\"{}\" is held by somebody who has just gone", self.key);
+        };
+        write!(f, "\"{}\" is held by {}", self.key, Who(row))?;
+        if let Some(since) = row
+            .acquired_at
+            .and_then(|at| Timestamp::from_millisecond(at).ok())
+        {
+            let format = if row.held < Duration::from_secs(20 * 3600) {
+                "%H:%M:%S"
+            } else {
+                "%Y-%m-%d %H:%M:%S"
+            };
+            write!(f, " since {} UTC", since.strftime(format))?;
+        }
+        write!(f, ", {} left", rough(row.remaining))?;
+        if let Some(note) = &row.claimant.note {
+            write!(f, " ({note})")?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns a duration as people say it: its two largest units, whole seconds.
+#[must_use]
+pub fn rough(length: Duration) -> String {
+    let seconds = length.as_secs();
+    let units = [
+        (seconds / 86_400, "d"),
+        (seconds / 3600 % 24, "h"),
+        (seconds / 60 % 60, "m"),
+        (seconds % 60, "s"),
+    ];
+    let first = units.iter().position(|(n, _)| *n > 0).unwrap_or(3);
+    let shown: Vec<String> = units[first..]
+        .iter()
+        .take(2)
+        .enumerate()
+        .filter(|(place, (n, _))| *place == 0 || *n > 0)
+        .map(|(_, (n, unit))| format!("{n}{unit}"))
+        .collect();
+    shown.join(" ")
+}
+
+/// Returns the table of `status`. `free` are keys that were asked for and have
+/// no row.
+#[must_use]
+pub fn status_table(rows: &[Holder], free: &[Key]) -> String {
+    if rows.is_empty() && free.is_empty() {
+        return "no locks are held\n".to_owned();
+    }
+    let mut table = Table::new();
+    table.load_style(TableStyle::new());
+    let mut header = vec![
+        "STATE", "KEY", "HOLDER", "SINCE", "LEFT", "RENEWALS", "COMMAND",
+    ];
+    let notes = rows.iter().any(|row| row.claimant.note.is_some());
+    if notes {
+        header.push("NOTE");
+    }
+    let columns = header.len();
+    table.set_header(header);
+    for row in rows {
+        let who = &row.claimant;
+        let mut cells = vec![
+            state(row.state).to_owned(),
+            row.grant.key.to_string(),
+            format!("{}@{}:{}", who.user, who.host, who.pid),
+            since(row),
+            rough(row.remaining),
+            row.renewals.to_string(),
+            match row.kind {
+                Kind::Run => who.command.clone(),
+                Kind::Acquire => "(held by hand)".to_owned(),
+            },
+        ];
+        if notes {
+            cells.push(who.note.clone().unwrap_or_default());
+        }
+        table.add_row(cells);
+    }
+    for key in free {
+        let mut cells = vec![String::new(); columns];
+        cells[0] = "free".to_owned();
+        cells[1] = key.to_string();
+        table.add_row(cells);
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    let lines: Vec<String> = table
+        .lines()
+        .map(|line| line.trim_end().to_owned())
+        .collect();
+    lines.join("\n") + "\n"
+}
+
+fn state(state: State) -> &'static str {
+    match state {
+        State::Held => "held",
+        State::Expired => "expired",
+    }
+}
+
+/// Returns the time of a grant in the reader's zone, and how long ago it was.
+fn since(row: &Holder) -> String {
+    let Some(at) = row
+        .acquired_at
+        .and_then(|at| Timestamp::from_millisecond(at).ok())
+    else {
+        return "unknown".to_owned();
+    };
+    let local = at.to_zoned_datetime(TimeZone::system());
+    let format = if row.held < Duration::from_secs(20 * 3600) {
+        "%H:%M:%S"
+    } else {
+        "%Y-%m-%d %H:%M"
+    };
+    format!("{} ({} ago)", local.strftime(format), rough(row.held))
+}
+
+/// A row of `status --json`, and the holder in `--report`.
+#[derive(Debug, Serialize)]
+pub struct StatusRow<'a> {
+    key: &'a Key,
+    slot: u16,
+    slots: u16,
+    state: State,
+    kind: Kind,
+    owner: &'a Owner,
+    token: Token,
+    host: &'a str,
+    pid: u32,
+    user: &'a str,
+    command: Option<&'a str>,
+    note: Option<&'a str>,
+    acquired_at: Option<String>,
+    #[serde(serialize_with = "serialize_millis")]
+    held_ms: Duration,
+    #[serde(serialize_with = "serialize_millis")]
+    remaining_ms: Duration,
+    #[serde(serialize_with = "serialize_millis")]
+    ttl_ms: Duration,
+    renewals: u64,
+    waiters: [(); 0],
+}
+
+impl<'a> StatusRow<'a> {
+    /// Returns the JSON form of a row.
+    #[must_use]
+    pub fn new(row: &'a Holder) -> Self {
+        let who = &row.claimant;
+        Self {
+            key: &row.grant.key,
+            slot: row.grant.slot,
+            slots: row.slots,
+            state: row.state,
+            kind: row.kind,
+            owner: &row.grant.owner,
+            token: row.grant.token,
+            host: &who.host,
+            pid: who.pid,
+            user: &who.user,
+            command: Some(who.command.as_str()).filter(|command| !command.is_empty()),
+            note: who.note.as_deref(),
+            acquired_at: row.acquired_at.and_then(rfc3339),
+            held_ms: row.held,
+            remaining_ms: row.remaining,
+            ttl_ms: row.ttl,
+            renewals: row.renewals,
+            waiters: [],
+        }
+    }
+}
+
+/// The object that `acquire --json` prints.
+#[derive(Debug, Serialize)]
+pub struct AcquiredReport<'a> {
+    /// The key.
+    pub key: &'a Key,
+    /// The slot.
+    pub slot: u16,
+    /// The owner id.
+    pub owner: &'a Owner,
+    /// The fencing token.
+    pub token: Token,
+    /// Length of the lease.
+    pub ttl_ms: u64,
+    /// What is left of it, counted from the moment when it was asked for.
+    pub remaining_ms: u64,
+}
+
+/// The object that `run --report` writes.
+#[derive(Debug, Serialize)]
+pub struct RunReport<'a> {
+    /// How it ended, in a word.
+    pub outcome: &'static str,
+    /// dblock's exit status; `None` if it died of a signal.
+    pub status: Option<u8>,
+    /// The signal that dblock died of.
+    pub signal: Option<i32>,
+    /// The key.
+    pub key: &'a Key,
+    /// The slot, if it was granted.
+    pub slot: Option<u16>,
+    /// The owner id, if it was granted.
+    pub owner: Option<&'a Owner>,
+    /// The fencing token, if it was granted.
+    pub token: Option<Token>,
+    /// Time of the grant by this host's clock, RFC 3339 in UTC.
+    pub acquired_at: Option<String>,
+    /// Time from the start to the grant, or to the end without one.
+    pub waited_ms: u64,
+    /// Time from the grant to the end.
+    pub held_ms: Option<u64>,
+    /// Number of renewals.
+    pub renewals: u64,
+    /// Why it ended so, in words.
+    pub reason: Option<String>,
+    /// The first holder, if the key was busy.
+    pub holder: Option<StatusRow<'a>>,
+}
+
+/// Returns the present time of day, for people alone.
+#[must_use]
+pub fn time_of_day() -> String {
+    Timestamp::now()
+        .strftime("%Y-%m-%dT%H:%M:%S%.3fZ")
+        .to_string()
+}
+
+fn rfc3339(millis: i64) -> Option<String> {
+    let at = Timestamp::from_millisecond(millis).ok()?;
+    Some(at.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string())
+}
+
+/// Asks a question on the terminal and returns the answer. Returns nothing if
+/// there is no terminal to ask on.
+pub fn ask(question: &str) -> Option<String> {
+    let input = io::stdin();
+    if !input.is_terminal() {
+        return None;
+    }
+    io::stderr().write_all(question.as_bytes()).ok()?;
+    let mut answer = String::new();
+    input.read_line(&mut answer).ok()?;
+    Some(answer.trim().to_owned())
+}
+
+/// Returns the milliseconds of a duration, for reports.
+#[must_use]
+pub fn millis(length: Duration) -> u64 {
+    to_millis(length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_as_people_say_them() {
+        let shown = |seconds| rough(Duration::from_secs(seconds));
+        assert_eq!(shown(0), "0s");
+        assert_eq!(shown(8), "8s");
+        assert_eq!(shown(60), "1m");
+        assert_eq!(shown(125), "2m 5s");
+        assert_eq!(shown(3_600 + 5), "1h");
+        assert_eq!(shown(3 * 86_400 + 4 * 3600 + 59), "3d 4h");
+        assert_eq!(rough(Duration::from_millis(999)), "0s");
+    }
+}

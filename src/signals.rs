@@ -1,0 +1,325 @@
+//! Signals, as typed events; the only user of signal-hook and ctrlc.
+//!
+//! A command that holds or is about to hold a lease installs a [`Relay`] as
+//! its first act. The two crates must not both be installed in one process:
+//! whichever comes second may take signals away from the first.
+//!
+//! This module must not decide anything.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::libc;
+use nix::sys::resource::{Resource, setrlimit};
+use signal_hook::consts;
+use signal_hook::iterator::backend::SignalDelivery;
+use signal_hook::iterator::exfiltrator::SignalOnly;
+
+use crate::origin;
+
+/// A signal that dblock passes on or acts on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sig {
+    /// SIGTERM.
+    Term,
+    /// SIGINT.
+    Int,
+    /// SIGHUP.
+    Hup,
+    /// SIGQUIT.
+    Quit,
+    /// SIGUSR1.
+    Usr1,
+    /// SIGUSR2.
+    Usr2,
+    /// SIGALRM.
+    Alrm,
+    /// SIGWINCH.
+    Winch,
+    /// SIGTSTP.
+    Tstp,
+    /// SIGCONT.
+    Cont,
+    /// SIGCHLD.
+    Child,
+}
+
+impl Sig {
+    const ALL: [Self; 11] = [
+        Self::Term,
+        Self::Int,
+        Self::Hup,
+        Self::Quit,
+        Self::Usr1,
+        Self::Usr2,
+        Self::Alrm,
+        Self::Winch,
+        Self::Tstp,
+        Self::Cont,
+        Self::Child,
+    ];
+
+    /// Returns the signal's number on this system.
+    #[must_use]
+    pub fn number(self) -> i32 {
+        match self {
+            Self::Term => consts::SIGTERM,
+            Self::Int => consts::SIGINT,
+            Self::Hup => consts::SIGHUP,
+            Self::Quit => consts::SIGQUIT,
+            Self::Usr1 => consts::SIGUSR1,
+            Self::Usr2 => consts::SIGUSR2,
+            Self::Alrm => consts::SIGALRM,
+            Self::Winch => consts::SIGWINCH,
+            Self::Tstp => consts::SIGTSTP,
+            Self::Cont => consts::SIGCONT,
+            Self::Child => consts::SIGCHLD,
+        }
+    }
+
+    fn from_number(number: i32) -> Option<Self> {
+        Self::ALL.into_iter().find(|sig| sig.number() == number)
+    }
+
+    /// Tells whether the signal asks a program to end.
+    #[must_use]
+    pub fn asks_to_stop(self) -> bool {
+        matches!(self, Self::Term | Self::Int | Self::Hup | Self::Quit)
+    }
+
+    /// Tells whether the signal ends a program that does not handle it.
+    #[must_use]
+    pub fn ends_by_default(self) -> bool {
+        self.asks_to_stop() || matches!(self, Self::Usr1 | Self::Usr2 | Self::Alrm)
+    }
+}
+
+/// Returns a signal's name, such as `SIGTERM`, or its number.
+#[must_use]
+pub fn name(number: i32) -> String {
+    signal_hook::low_level::signal_name(number)
+        .map_or_else(|| format!("signal {number}"), str::to_owned)
+}
+
+/// Set by the first handler that is installed in this process.
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+
+fn install_once() -> io::Result<()> {
+    if INSTALLED.swap(true, Ordering::SeqCst) {
+        return Err(io::Error::other("signal handlers are installed already"));
+    }
+    Ok(())
+}
+
+/// Collects the signals that reach this process, until they are asked for.
+#[derive(Debug)]
+pub struct Relay {
+    delivery: SignalDelivery<UnixStream, SignalOnly>,
+    inherited: Inherited,
+}
+
+impl Relay {
+    /// Installs the handlers. A signal that was ignored at start stays
+    /// ignored, here and in the job (`nohup`, `&`); SIGCHLD alone is taken
+    /// over in any case, because without it no child can be waited for.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if handlers are installed already or the system
+    /// refuses one.
+    pub fn install() -> io::Result<Self> {
+        install_once()?;
+        let inherited = Inherited {
+            child_ignored: is_ignored(consts::SIGCHLD),
+            ttou_ignored: is_ignored(consts::SIGTTOU),
+            pipe_ignored: origin::pipe_was_ignored(),
+        };
+        // A background process that writes to a terminal with `tostop` set is
+        // stopped by SIGTTOU, and a stopped dblock renews nothing.
+        set_disposition(consts::SIGTTOU, libc::SIG_IGN)?;
+        let wanted: Vec<i32> = Sig::ALL
+            .into_iter()
+            .filter(|&sig| sig == Sig::Child || !is_ignored(sig.number()))
+            .map(Sig::number)
+            .collect();
+        let (read, write) = UnixStream::pair()?;
+        let delivery = SignalDelivery::with_pipe(read, write, SignalOnly, wanted)?;
+        Ok(Self {
+            delivery,
+            inherited,
+        })
+    }
+
+    /// Returns the signals that have come since the last call, each once.
+    pub fn pending(&mut self) -> Vec<Sig> {
+        self.delivery
+            .pending()
+            .filter_map(Sig::from_number)
+            .collect()
+    }
+
+    /// Returns what the job must find as it was.
+    #[must_use]
+    pub fn inherited(&self) -> Inherited {
+        self.inherited
+    }
+}
+
+impl AsFd for Relay {
+    /// Readable when [`Relay::pending`] has something to return.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.delivery.get_read().as_fd()
+    }
+}
+
+/// The dispositions that dblock or Rust's runtime changes. All others are
+/// either unchanged or have handlers, which execve(2) resets by itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Inherited {
+    child_ignored: bool,
+    ttou_ignored: bool,
+    pipe_ignored: bool,
+}
+
+impl Inherited {
+    /// Gives a child between fork and exec the dispositions that this process
+    /// was started with. Async-signal-safe.
+    ///
+    /// # Errors
+    ///
+    /// Returns what sigaction(2) says.
+    pub fn restore(self) -> io::Result<()> {
+        let disposition = |ignored| {
+            if ignored {
+                libc::SIG_IGN
+            } else {
+                libc::SIG_DFL
+            }
+        };
+        set_disposition(consts::SIGCHLD, disposition(self.child_ignored))?;
+        set_disposition(consts::SIGPIPE, disposition(self.pipe_ignored))?;
+        set_disposition(consts::SIGTTOU, disposition(self.ttou_ignored))
+    }
+}
+
+#[expect(
+    unsafe_code,
+    reason = "no safe interface tells a disposition without changing it"
+)]
+fn is_ignored(number: i32) -> bool {
+    // SAFETY: all zeroes is a valid `sigaction`, and with a null pointer for
+    // the new action the call only writes the present one to `old`.
+    unsafe {
+        let mut old: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(number, std::ptr::null(), &raw mut old) == 0
+            && old.sa_sigaction == libc::SIG_IGN
+    }
+}
+
+#[expect(unsafe_code, reason = "sigaction(2) has no safe interface")]
+fn set_disposition(number: i32, disposition: libc::sighandler_t) -> io::Result<()> {
+    // SAFETY: all zeroes is a valid `sigaction`; callers pass SIG_IGN or
+    // SIG_DFL, so that no handler of ours can be called.
+    let result = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = disposition;
+        libc::sigaction(number, &raw const action, std::ptr::null_mut())
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Ends this process by the signal itself, without a core, so that whoever
+/// waits for it sees how the job died. Returns only if that is impossible, as
+/// it is for the first process of a container.
+pub fn die_of(number: i32) {
+    // The kernel writes no core of a process that is not dumpable, not even
+    // through a pipe in core_pattern, which ignores the limit (core(5)).
+    nix::sys::prctl::set_dumpable(false).ok();
+    setrlimit(Resource::RLIMIT_CORE, 0, 0).ok();
+    if number != libc::SIGKILL && number != libc::SIGSTOP {
+        set_disposition(number, libc::SIG_DFL).ok();
+    }
+    unblock_and_raise(number);
+}
+
+/// Stops this process, as the shell expects of a job on Ctrl-Z, until it is
+/// continued. Returns at once where nobody could continue it: the kernel
+/// discards SIGTSTP in an orphaned process group, as it would without dblock.
+#[expect(unsafe_code, reason = "sigaction(2) has no safe interface")]
+pub fn stop_self() {
+    // SAFETY: `old` is a valid zeroed value that the first call fills in and
+    // the second takes back as it is.
+    unsafe {
+        let mut old: libc::sigaction = std::mem::zeroed();
+        let mut default: libc::sigaction = std::mem::zeroed();
+        default.sa_sigaction = libc::SIG_DFL;
+        libc::sigaction(libc::SIGTSTP, &raw const default, &raw mut old);
+        unblock_and_raise(libc::SIGTSTP);
+        libc::sigaction(libc::SIGTSTP, &raw const old, std::ptr::null_mut());
+    }
+}
+
+#[expect(
+    unsafe_code,
+    reason = "the nix crate knows no real-time signals, and a job may die of one"
+)]
+fn unblock_and_raise(number: i32) {
+    // SAFETY: the set is initialised by sigemptyset before it is used; the
+    // other calls take numbers only.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, number);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
+        libc::raise(number);
+    }
+}
+
+/// Notices Ctrl-C for a command that only looks, so that it can leave the
+/// terminal tidy. SIGTERM keeps its default action.
+#[derive(Debug)]
+pub struct Interrupt {
+    receiver: std::sync::mpsc::Receiver<()>,
+}
+
+impl Interrupt {
+    /// Installs the handler.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if handlers are installed already.
+    pub fn install() -> io::Result<Self> {
+        install_once()?;
+        let (sender, receiver) = std::sync::mpsc::channel();
+        #[expect(clippy::disallowed_methods, reason = "this is the place for it")]
+        ctrlc::try_set_handler(move || sender.send(()).unwrap_or_default())
+            .map_err(io::Error::other)?;
+        Ok(Self { receiver })
+    }
+
+    /// Waits up to `pause`, and tells whether Ctrl-C came in that time.
+    pub fn wait(&self, pause: std::time::Duration) -> bool {
+        self.receiver.recv_timeout(pause).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_names_agree() {
+        for sig in Sig::ALL {
+            assert_eq!(Sig::from_number(sig.number()), Some(sig));
+        }
+        assert_eq!(name(Sig::Term.number()), "SIGTERM");
+        assert_eq!(name(40), "signal 40");
+        assert_eq!(Sig::from_number(libc::SIGKILL), None);
+    }
+}

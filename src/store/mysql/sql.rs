@@ -1,0 +1,247 @@
+//! Every statement that dblock sends to MySQL or MariaDB.
+//!
+//! The text protocol with hexadecimal literals is used throughout: it needs no
+//! second round trip for a prepared statement, and no `sql_mode` or character
+//! set changes what `x'…'` means.
+
+use std::fmt::Write;
+
+use crate::lock::{Grant, Key, Owner, Request, Ttl};
+use crate::store::Revive;
+
+/// The server's clock: milliseconds since 1970 UTC, the same in every session
+/// time zone and in the hours when DST begins and ends, and constant within a
+/// statement.
+const NOW: &str = "(TIMESTAMPDIFF(MICROSECOND,'1970-01-01',UTC_TIMESTAMP(3)) DIV 1000)";
+
+/// Settings of a session. They only limit waits, undo what a server may
+/// preset, and fix the character set of answers; none gives a statement its
+/// meaning, except `autocommit`, without which nothing would be committed.
+pub(super) fn session(lock_wait_seconds: u64, idle_seconds: u64) -> String {
+    format!(
+        "SET SESSION autocommit=1, timestamp=DEFAULT, character_set_results=utf8mb4, \
+         innodb_lock_wait_timeout={lock_wait_seconds}, lock_wait_timeout={lock_wait_seconds}, \
+         wait_timeout={idle_seconds}"
+    )
+}
+
+/// Fails unless the account may release. Explaining a DELETE needs the same
+/// rights as the DELETE, on the columns of its condition too, and touches,
+/// locks and logs nothing.
+pub(super) fn may_delete() -> String {
+    "EXPLAIN DELETE FROM dblock_lock WHERE lock_key='' AND slot=0 AND owner_id='' AND token=0"
+        .to_owned()
+}
+
+/// Asks for what [`super::schema::judge`] needs, in this order.
+pub(super) fn describe_tables() -> [String; 4] {
+    let here = "WHERE table_schema=DATABASE() AND table_name='dblock_lock'";
+    [
+        "SELECT value FROM dblock_meta WHERE name='schema_version'".to_owned(),
+        format!("SELECT engine FROM information_schema.tables {here}"),
+        format!(
+            "SELECT column_name, data_type, column_type, character_maximum_length, \
+             collation_name, is_nullable, extra FROM information_schema.columns {here}"
+        ),
+        format!(
+            "SELECT index_name, non_unique, column_name, sub_part \
+             FROM information_schema.statistics {here} ORDER BY index_name, seq_in_index"
+        ),
+    ]
+}
+
+/// Takes the slot if there is no row or an expired one, and leaves a held one
+/// as it is. One statement that takes exclusive locks from the start: an
+/// INSERT followed by an UPDATE would deadlock with the DELETE of a release.
+pub(super) fn acquire(request: &Request) -> String {
+    let claimant = &request.claimant;
+    let columns: [(&str, String); 12] = [
+        ("owner_id", owner(&request.owner)),
+        ("acquired_at", "UTC_TIMESTAMP(3)".to_owned()),
+        ("renewals", "0".to_owned()),
+        ("ttl_ms", request.ttl.as_millis().to_string()),
+        ("slots", "1".to_owned()),
+        ("kind", format!("'{}'", request.kind.as_str())),
+        ("host", text(&claimant.host)),
+        ("pid", claimant.pid.to_string()),
+        ("user_name", text(&claimant.user)),
+        ("command", text(&claimant.command)),
+        (
+            "note",
+            claimant
+                .note
+                .as_deref()
+                .map_or_else(|| "NULL".to_owned(), text),
+        ),
+        // Last, because assignments see the values that stand to their left.
+        ("expire_at", format!("{NOW}+{}", request.ttl.as_millis())),
+    ];
+    let mut names = String::from("lock_key,slot");
+    let mut values = format!("{},0", text(request.key.as_str()));
+    let mut updates = format!("token=IF(expire_at<={NOW},LAST_INSERT_ID(VALUES(token)),token)");
+    for (name, value) in &columns {
+        append(&mut names, format_args!(",{name}"));
+        append(&mut values, format_args!(",{value}"));
+        append(
+            &mut updates,
+            format_args!(",{name}=IF(expire_at<={NOW},{value},{name})"),
+        );
+    }
+    format!("INSERT INTO dblock_lock ({names}) VALUES ({values}) ON DUPLICATE KEY UPDATE {updates}")
+}
+
+/// Extends the lease. It always changes `renewals`, so that a row which is
+/// found counts as affected whatever the client flags are.
+pub(super) fn renew(grant: &Grant, ttl: Ttl, revive: Revive) -> String {
+    let alive = match revive {
+        Revive::Allowed => String::new(),
+        Revive::Refused => format!(" AND expire_at>{NOW}"),
+    };
+    let ttl = ttl.as_millis();
+    format!(
+        "UPDATE dblock_lock SET expire_at={NOW}+{ttl}, ttl_ms={ttl}, renewals=renewals+1 \
+         WHERE {}{alive}",
+        is(grant)
+    )
+}
+
+/// Deletes the grant's row.
+pub(super) fn release(grant: &Grant) -> String {
+    format!("DELETE FROM dblock_lock WHERE {}", is(grant))
+}
+
+/// Deletes the rows that earlier attempts may have left under the key.
+pub(super) fn forget(key: &Key, owners: &[Owner]) -> String {
+    let owners: Vec<_> = owners.iter().map(owner).collect();
+    format!(
+        "DELETE FROM dblock_lock WHERE lock_key={} AND slot=0 AND owner_id IN ({})",
+        text(key.as_str()),
+        owners.join(",")
+    )
+}
+
+/// Deletes a row by its owner alone, from a table whose keys cannot be relied
+/// upon.
+pub(super) fn delete_by_owner(owner_id: &Owner) -> String {
+    format!("DELETE FROM dblock_lock WHERE owner_id={}", owner(owner_id))
+}
+
+/// Selects the rows of a key, or all rows, in the order in which
+/// [`super::holder`] reads the columns.
+pub(super) fn holders(key: Option<&Key>) -> String {
+    let acquired = "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',acquired_at) DIV 1000";
+    let which = match key {
+        Some(key) => format!("lock_key={}", text(key.as_str())),
+        None => "lock_key<>''".to_owned(),
+    };
+    format!(
+        "SELECT lock_key, slot, owner_id, token, GREATEST(expire_at,0)-{NOW}, {acquired}, \
+         {NOW}-({acquired}), renewals, ttl_ms, slots, kind, host, pid, user_name, command, note \
+         FROM dblock_lock WHERE {which} ORDER BY lock_key, slot"
+    )
+}
+
+/// Creates the tables if they are missing, and lifts the token counter.
+pub(super) fn create_tables() -> Vec<String> {
+    statements(super::super::MYSQL_SCHEMA)
+}
+
+/// Lifts the token counter of tables that are there.
+pub(super) fn lift_token() -> Vec<String> {
+    create_tables()
+        .into_iter()
+        .filter(|statement| {
+            statement.starts_with("INSERT INTO dblock_lock")
+                || statement.starts_with("DELETE FROM dblock_lock")
+        })
+        .collect()
+}
+
+/// Splits the schema file into its statements, without its comments.
+fn statements(schema: &str) -> Vec<String> {
+    let code: Vec<_> = schema
+        .lines()
+        .map(|line| line.split(" -- ").next().unwrap_or_default())
+        .filter(|line| !line.starts_with("--"))
+        .collect();
+    code.join("\n")
+        .split(';')
+        .map(|statement| statement.trim().to_owned())
+        .filter(|statement| !statement.is_empty())
+        .collect()
+}
+
+fn is(grant: &Grant) -> String {
+    format!(
+        "lock_key={} AND slot={} AND owner_id={} AND token={}",
+        text(grant.key.as_str()),
+        grant.slot,
+        owner(&grant.owner),
+        grant.token
+    )
+}
+
+fn text(value: &str) -> String {
+    format!("_utf8mb4 x'{}'", hex(value))
+}
+
+fn owner(value: &Owner) -> String {
+    format!("_ascii x'{}'", hex(value.as_str()))
+}
+
+fn hex(value: &str) -> String {
+    let mut digits = String::with_capacity(value.len() * 2);
+    for byte in value.bytes() {
+        append(&mut digits, format_args!("{byte:02x}"));
+    }
+    digits
+}
+
+/// Appends to a string, which cannot fail.
+fn append(to: &mut String, what: std::fmt::Arguments<'_>) {
+    let written = to.write_fmt(what);
+    debug_assert!(written.is_ok());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_schema_file_splits_into_its_statements() {
+        let starts: Vec<_> = create_tables()
+            .iter()
+            .map(|s| s.split(' ').take(4).collect::<Vec<_>>().join(" "))
+            .collect();
+        assert_eq!(
+            starts,
+            [
+                "CREATE TABLE IF NOT",
+                "CREATE TABLE IF NOT",
+                "INSERT INTO dblock_meta (name,",
+                "INSERT INTO dblock_lock (lock_key,",
+                "DELETE FROM dblock_lock WHERE",
+            ]
+        );
+        assert!(create_tables().iter().all(|s| !s.contains("--")));
+        assert_eq!(lift_token().len(), 2);
+    }
+
+    #[test]
+    fn expire_at_is_assigned_last() {
+        let request = Request {
+            key: Key::new("it's").expect("a key"),
+            ttl: Ttl::new(Ttl::MIN).expect("a TTL"),
+            owner: Owner::generate(),
+            former: Vec::new(),
+            kind: crate::lock::Kind::Run,
+            claimant: crate::lock::Claimant::default(),
+        };
+        let statement = acquire(&request);
+        let update = statement.split("UPDATE ").nth(1).expect("an update part");
+        let last = update.rsplit(",expire_at=IF(").next().expect("a last part");
+        assert!(last.starts_with("expire_at<="), "{update}");
+        assert!(!last.contains("owner_id"));
+        assert!(!statement.contains("it's"), "keys are hexadecimal");
+    }
+}

@@ -1,0 +1,509 @@
+//! Locks in a SQLite file: the embedded store, for one host.
+//!
+//! Its clock is the host's boot-time clock, which every process of the host
+//! shares, which nobody can step and which runs on during suspend. Leases from
+//! before the last boot are void, because no holder can have lived through it;
+//! the boot is told by the kernel's `boot_id` (proc_sys_kernel(5)).
+//!
+//! Each operation is one IMMEDIATE transaction that reads the clock after it
+//! has the write lock, so that processes see one order of events.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode, Row, Transaction, TransactionBehavior, params};
+
+use super::url::{Secret, UrlError};
+use super::{
+    Acquired, Endpoint, Initialized, Limits, Released, Renewed, Revive, Store, StoreError,
+};
+use crate::clock;
+use crate::lock::{
+    Claimant, Grant, Holder, Key, Kind, Owner, Request, State, Token, Ttl, to_millis,
+};
+
+/// The schema that this version reads and writes, kept in `user_version`.
+const VERSION: i64 = 1;
+
+const SCHEMA: &str = "
+CREATE TABLE dblock_lock (
+  lock_key    TEXT NOT NULL,
+  slot        INTEGER NOT NULL DEFAULT 0,
+  owner_id    TEXT NOT NULL,
+  token       INTEGER NOT NULL,           -- fencing token
+  boot_id     TEXT NOT NULL,              -- the boot that expire_at counts from
+  expire_at   INTEGER NOT NULL,           -- milliseconds since boot
+  acquired_at INTEGER NOT NULL,           -- milliseconds since 1970 UTC, for people; never compared
+  granted_at  INTEGER NOT NULL,           -- milliseconds since boot
+  renewals    INTEGER NOT NULL DEFAULT 0,
+  ttl_ms      INTEGER NOT NULL,
+  slots       INTEGER NOT NULL DEFAULT 1,
+  kind        TEXT NOT NULL,              -- 'run' or 'acquire'
+  host        TEXT NOT NULL,
+  pid         INTEGER NOT NULL,
+  user_name   TEXT NOT NULL,
+  command     TEXT NOT NULL,
+  note        TEXT,
+  PRIMARY KEY (lock_key, slot)
+) WITHOUT ROWID;
+CREATE TABLE dblock_counter (
+  token INTEGER NOT NULL                  -- the last token that was granted
+);
+-- Tokens start at the present time in microseconds, so that they stay above
+-- all earlier ones if the file was removed and made again.
+INSERT INTO dblock_counter VALUES (CAST(unixepoch('subsec') * 1000000 AS INTEGER));
+";
+
+/// What every SELECT of rows returns, in the order in which [`holder`] reads.
+const COLUMNS: &str = "lock_key, slot, owner_id, token, boot_id, expire_at, acquired_at, \
+                       granted_at, renewals, ttl_ms, slots, kind, host, pid, user_name, command, note";
+
+/// A file that holds locks.
+#[derive(Debug)]
+struct File(PathBuf);
+
+/// Understands the part of a `sqlite:` URL behind the colon: a path.
+pub(super) fn endpoint(rest: &str, _: Option<Secret>) -> Result<Box<dyn Endpoint>, UrlError> {
+    if rest.is_empty() {
+        return Err(UrlError::new("the path is missing: expected sqlite:PATH"));
+    }
+    // `sqlite://name` looks as if `name` were a host, and `//name` as a path
+    // is `/name`: neither is what was meant.
+    if rest.starts_with("//") && !rest.starts_with("///") {
+        return Err(UrlError::new(
+            "a relative path is written sqlite:PATH, an absolute one sqlite:/PATH",
+        ));
+    }
+    Ok(file(PathBuf::from(rest)))
+}
+
+/// Returns the endpoint of the file `path`.
+pub(super) fn file(path: PathBuf) -> Box<dyn Endpoint> {
+    Box::new(File(path))
+}
+
+impl Endpoint for File {
+    fn open(&self, limits: Limits) -> Box<dyn Store> {
+        Box::new(SqliteStore {
+            path: self.0.clone(),
+            limits,
+            open: None,
+        })
+    }
+}
+
+#[derive(Debug)]
+struct SqliteStore {
+    path: PathBuf,
+    limits: Limits,
+    open: Option<Open>,
+}
+
+#[derive(Debug)]
+struct Open {
+    connection: Connection,
+    boot_id: String,
+}
+
+/// The store's moment, read inside a transaction.
+struct Now<'a> {
+    boot_id: &'a str,
+    millis: u64,
+}
+
+impl SqliteStore {
+    /// Runs `work` in a transaction that holds the write lock, and commits it.
+    fn transaction<T>(
+        &mut self,
+        work: impl FnOnce(&Transaction<'_>, &Now<'_>) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        if self.open.is_none() {
+            self.open = Some(open(&self.path, self.limits.call)?.0);
+        }
+        let Some(Open {
+            connection,
+            boot_id,
+        }) = self.open.as_mut()
+        else {
+            return Err(unavailable(&self.path, "it did not open"));
+        };
+        let done = (|| {
+            let transaction =
+                connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let now = Now {
+                boot_id,
+                millis: to_millis(clock::now().since_boot()),
+            };
+            let answer = work(&transaction, &now)?;
+            transaction.commit()?;
+            Ok(answer)
+        })();
+        done.map_err(|error| {
+            // Whatever went wrong: the next call starts from a new connection.
+            self.open = None;
+            fault(&self.path, &error)
+        })
+    }
+}
+
+impl Store for SqliteStore {
+    fn acquire(&mut self, request: &Request) -> Result<Acquired, StoreError> {
+        self.transaction(|transaction, now| {
+            delete_owners(transaction, &request.key, &request.former)?;
+            let rows = select(transaction, now, Some(&request.key))?;
+            if rows
+                .iter()
+                .any(|row| row.grant.slot == 0 && row.state == State::Held)
+            {
+                return Ok(Acquired::Busy(rows));
+            }
+            let token = transaction.query_row(
+                "UPDATE dblock_counter SET token = token + 1 RETURNING token",
+                [],
+                |row| unsigned(row, 0),
+            )?;
+            let ttl = request.ttl.as_millis();
+            let claimant = &request.claimant;
+            transaction
+                .prepare_cached(
+                    "REPLACE INTO dblock_lock (lock_key, slot, owner_id, token, boot_id, expire_at, \
+                     acquired_at, granted_at, ttl_ms, kind, host, pid, user_name, command, note) \
+                     VALUES (?1, 0, ?2, ?3, ?4, ?5, CAST(unixepoch('subsec') * 1000 AS INTEGER), \
+                     ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
+                )?
+                .execute(params![
+                    request.key.as_str(),
+                    request.owner.as_str(),
+                    signed(token),
+                    now.boot_id,
+                    signed(now.millis + ttl),
+                    signed(now.millis),
+                    signed(ttl),
+                    request.kind.as_str(),
+                    claimant.host,
+                    claimant.pid,
+                    claimant.user,
+                    claimant.command,
+                    claimant.note,
+                ])?;
+            Ok(Acquired::Granted(Grant {
+                key: request.key.clone(),
+                slot: 0,
+                owner: request.owner.clone(),
+                token: Token(token),
+            }))
+        })
+    }
+
+    fn renew(&mut self, grant: &Grant, ttl: Ttl, revive: Revive) -> Result<Renewed, StoreError> {
+        self.transaction(|transaction, now| {
+            let expires_after = match revive {
+                Revive::Allowed => i64::MIN,
+                Revive::Refused => signed(now.millis),
+            };
+            let changed = transaction
+                .prepare_cached(
+                    "UPDATE dblock_lock SET expire_at = ?5, ttl_ms = ?6, renewals = renewals + 1 \
+                     WHERE lock_key = ?1 AND slot = ?2 AND owner_id = ?3 AND token = ?4 \
+                     AND boot_id = ?7 AND expire_at > ?8",
+                )?
+                .execute(params![
+                    grant.key.as_str(),
+                    grant.slot,
+                    grant.owner.as_str(),
+                    signed(grant.token.0),
+                    signed(now.millis + ttl.as_millis()),
+                    signed(ttl.as_millis()),
+                    now.boot_id,
+                    expires_after,
+                ])?;
+            if changed == 0 {
+                return select(transaction, now, Some(&grant.key)).map(Renewed::Lost);
+            }
+            Ok(Renewed::Extended)
+        })
+    }
+
+    fn release(&mut self, grant: &Grant) -> Result<Released, StoreError> {
+        self.transaction(|transaction, _| {
+            let gone = transaction
+                .prepare_cached(
+                    "DELETE FROM dblock_lock \
+                     WHERE lock_key = ?1 AND slot = ?2 AND owner_id = ?3 AND token = ?4",
+                )?
+                .execute(params![
+                    grant.key.as_str(),
+                    grant.slot,
+                    grant.owner.as_str(),
+                    signed(grant.token.0),
+                ])?;
+            Ok(if gone == 0 {
+                Released::NotHeld
+            } else {
+                Released::Released
+            })
+        })
+    }
+
+    fn forget(&mut self, key: &Key, owners: &[Owner]) -> Result<(), StoreError> {
+        self.transaction(|transaction, _| delete_owners(transaction, key, owners))
+    }
+
+    fn holders(&mut self, key: Option<&Key>) -> Result<Vec<Holder>, StoreError> {
+        self.transaction(|transaction, now| select(transaction, now, key))
+    }
+
+    fn init(&mut self) -> Result<Initialized, StoreError> {
+        let (open, state) = open(&self.path, self.limits.call)?;
+        self.open = Some(open);
+        Ok(state)
+    }
+}
+
+/// Opens the file, making it and its tables if they are missing.
+fn open(path: &Path, patience: Duration) -> Result<(Open, Initialized), StoreError> {
+    if let Some(folder) = path.parent()
+        && !folder.as_os_str().is_empty()
+    {
+        fs::create_dir_all(folder).map_err(|error| {
+            StoreError::Denied(format!(
+                "cannot create the folder {} of the lock file: {error}",
+                folder.display()
+            ))
+        })?;
+    }
+    let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map_err(|error| unavailable(path, &format!("the kernel tells no boot id: {error}")))?
+        .trim()
+        .to_owned();
+    prepare(path, patience)
+        .map(|(connection, state)| {
+            let open = Open {
+                connection,
+                boot_id,
+            };
+            (open, state)
+        })
+        .map_err(|error| fault(path, &error))
+        .and_then(|(open, state)| match state {
+            Ok(state) => Ok((open, state)),
+            Err(newer) => Err(StoreError::Schema(format!(
+                "the lock file {} is of schema version {newer}, and this dblock knows versions \
+                 up to {VERSION}: install a newer dblock",
+                path.display()
+            ))),
+        })
+}
+
+/// Returns a connection to a file with the right tables, and whether they were
+/// made just now, or their version if it is not known.
+fn prepare(
+    path: &Path,
+    patience: Duration,
+) -> rusqlite::Result<(Connection, Result<Initialized, i64>)> {
+    let mut connection = Connection::open(path)?;
+    connection.busy_timeout(patience)?;
+    // A journal mode that is set already costs no write.
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    let version = |connection: &Connection| {
+        connection.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0))
+    };
+    let mut found = version(&connection)?;
+    let mut state = Initialized::Unchanged;
+    if found == 0 {
+        // Another process may be at the same; the write lock decides.
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        found = version(&transaction)?;
+        if found == 0 {
+            transaction.execute_batch(SCHEMA)?;
+            transaction.pragma_update(None, "user_version", VERSION)?;
+            found = VERSION;
+            state = Initialized::Created;
+        }
+        transaction.commit()?;
+    }
+    let state = if found == VERSION {
+        Ok(state)
+    } else {
+        Err(found)
+    };
+    Ok((connection, state))
+}
+
+fn delete_owners(
+    transaction: &Transaction<'_>,
+    key: &Key,
+    owners: &[Owner],
+) -> rusqlite::Result<()> {
+    for owner in owners {
+        transaction
+            .prepare_cached("DELETE FROM dblock_lock WHERE lock_key = ?1 AND owner_id = ?2")?
+            .execute(params![key.as_str(), owner.as_str()])?;
+    }
+    Ok(())
+}
+
+fn select(
+    transaction: &Transaction<'_>,
+    now: &Now<'_>,
+    key: Option<&Key>,
+) -> rusqlite::Result<Vec<Holder>> {
+    match key {
+        Some(key) => transaction
+            .prepare_cached(&format!(
+                "SELECT {COLUMNS} FROM dblock_lock WHERE lock_key = ?1 ORDER BY slot"
+            ))?
+            .query_map(params![key.as_str()], |row| holder(row, now))?
+            .collect(),
+        None => transaction
+            .prepare_cached(&format!(
+                "SELECT {COLUMNS} FROM dblock_lock ORDER BY lock_key, slot"
+            ))?
+            .query_map([], |row| holder(row, now))?
+            .collect(),
+    }
+}
+
+fn holder(row: &Row<'_>, now: &Now<'_>) -> rusqlite::Result<Holder> {
+    let this_boot = row.get::<_, String>(4)? == now.boot_id;
+    let expire_at = unsigned(row, 5)?;
+    let remaining = if this_boot {
+        Duration::from_millis(expire_at.saturating_sub(now.millis))
+    } else {
+        Duration::ZERO
+    };
+    let held = if this_boot {
+        Duration::from_millis(now.millis.saturating_sub(unsigned(row, 7)?))
+    } else {
+        Duration::ZERO
+    };
+    Ok(Holder {
+        grant: Grant {
+            key: Key::from_store(row.get(0)?),
+            slot: row.get(1)?,
+            owner: Owner::from_store(row.get(2)?),
+            token: Token(unsigned(row, 3)?),
+        },
+        state: if remaining.is_zero() {
+            State::Expired
+        } else {
+            State::Held
+        },
+        kind: Kind::from_store(&row.get::<_, String>(11)?),
+        slots: row.get(10)?,
+        claimant: Claimant {
+            host: row.get(12)?,
+            pid: row.get(13)?,
+            user: row.get(14)?,
+            command: row.get(15)?,
+            note: row.get(16)?,
+        },
+        acquired_at: Some(row.get(6)?),
+        held,
+        remaining,
+        ttl: Duration::from_millis(unsigned(row, 9)?),
+        renewals: unsigned(row, 8)?,
+    })
+}
+
+/// SQLite's integers are signed; a negative one in these columns is nonsense
+/// and counts as zero, which expires a lease.
+fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+    row.get::<_, i64>(column)
+        .map(|number| u64::try_from(number).unwrap_or(0))
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+fn unavailable(path: &Path, why: &str) -> StoreError {
+    StoreError::Unavailable(format!(
+        "cannot use the lock file {}: {why}",
+        path.display()
+    ))
+}
+
+/// What an error of SQLite means. A transaction that did not commit is rolled
+/// back by whoever opens the file next, so only a failed commit could leave a
+/// doubt.
+fn fault(path: &Path, error: &rusqlite::Error) -> StoreError {
+    let file = path.display();
+    let code = match error {
+        rusqlite::Error::SqliteFailure(failure, _) => Some(failure.code),
+        _ => None,
+    };
+    match code {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            StoreError::Transient(format!("the lock file {file} is busy: {error}"))
+        }
+        Some(ErrorCode::ReadOnly) => {
+            StoreError::ReadOnly(format!("the lock file {file} is read-only: {error}"))
+        }
+        Some(ErrorCode::CannotOpen | ErrorCode::PermissionDenied) => {
+            StoreError::Denied(format!("cannot open the lock file {file}: {error}"))
+        }
+        Some(ErrorCode::NotADatabase) => {
+            StoreError::Schema(format!("{file} is not a lock file of dblock: {error}"))
+        }
+        _ if matches!(
+            error,
+            rusqlite::Error::InvalidColumnType(..)
+                | rusqlite::Error::FromSqlConversionFailure(..)
+                | rusqlite::Error::IntegralValueOutOfRange(..)
+        ) =>
+        {
+            StoreError::Schema(format!(
+                "a row in the lock file {file} holds nonsense: {error}"
+            ))
+        }
+        _ => unavailable(path, &error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_in_urls() {
+        assert!(endpoint("locks.db", None).is_ok());
+        assert!(endpoint("/a/locks.db", None).is_ok());
+        assert!(endpoint("///a/locks.db", None).is_ok());
+        assert!(endpoint("//a/locks.db", None).is_err());
+        assert!(endpoint("", None).is_err());
+    }
+
+    #[test]
+    fn a_lease_from_before_the_last_boot_is_void() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("locks.db");
+        let limits = Limits::for_command(Duration::from_secs(5));
+        let mut store = SqliteStore {
+            path: path.clone(),
+            limits,
+            open: None,
+        };
+        let ask = |owner: Owner| Request {
+            key: Key::new("k").expect("a key"),
+            ttl: Ttl::new(Ttl::MAX).expect("a TTL"),
+            owner,
+            former: Vec::new(),
+            kind: Kind::Run,
+            claimant: Claimant::default(),
+        };
+        let granted = store.acquire(&ask(Owner::generate())).expect("an answer");
+        assert!(matches!(granted, Acquired::Granted(_)));
+        let busy = store.acquire(&ask(Owner::generate())).expect("an answer");
+        assert!(matches!(busy, Acquired::Busy(_)));
+        Connection::open(&path)
+            .and_then(|c| c.execute("UPDATE dblock_lock SET boot_id = 'an earlier one'", []))
+            .expect("an update");
+        let rows = store.holders(None).expect("rows");
+        assert_eq!(rows[0].state, State::Expired);
+        let granted = store.acquire(&ask(Owner::generate())).expect("an answer");
+        assert!(matches!(granted, Acquired::Granted(_)));
+    }
+}

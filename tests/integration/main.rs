@@ -1,0 +1,26 @@
+//! Tests of dblock from the outside, and of its stores, in one binary.
+//!
+//! `tests/run` installs what they need and runs them. They start a MariaDB of
+//! their own and leave nothing behind, however they end.
+
+// Without both stores there is nothing to compare; the features alone are
+// covered by the unit tests.
+#![cfg(all(feature = "mysql", feature = "sqlite"))]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "tests stand outside of the program whose modules the list keeps apart"
+)]
+#![expect(
+    clippy::expect_used,
+    reason = "what must not fail in a test fails the test"
+)]
+
+mod support;
+
+mod exit_codes;
+mod grant;
+mod loss;
+mod run;
+mod settings;
+mod signals;
+mod store_contract;
