@@ -4,6 +4,11 @@
 //! completions are made from them. This module must not know stores, files or
 //! the environment.
 
+#![expect(
+    rustdoc::broken_intra_doc_links,
+    reason = "the texts are help for people, and [:PORT] in them is no link"
+)]
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -91,7 +96,7 @@ pub struct StoreArgs {
     /// Read this configuration file instead of the usual ones
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Time for a connection, with all its phases, while no lease is held
+    /// Time for a connection, with all its phases, while no lease is held; default: 5s
     #[arg(long, value_name = "D", value_parser = positive_duration)]
     pub connect_timeout: Option<Duration>,
     /// Say nothing about a busy key
@@ -152,7 +157,8 @@ pub struct RunArgs {
         required = true,
         trailing_var_arg = true,
         allow_hyphen_values = true,
-        value_name = "COMMAND"
+        value_name = "COMMAND",
+        help_heading = "Job"
     )]
     pub command: Vec<OsString>,
 }

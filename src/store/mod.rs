@@ -2,7 +2,7 @@
 //!
 //! Everything above this module is the same for every store; everything that
 //! differs between stores stays below it. A new store is one file here, one
-//! row in [`BACKENDS`], one Cargo feature and one line in the contract suite.
+//! row in `BACKENDS`, one Cargo feature and one line in the contract suite.
 
 mod url;
 

@@ -20,6 +20,9 @@ on_every_store!(
     h1_what_another_owner_holds_is_77,
     h1_status_of_free_and_held_keys,
     acquire_waits_for_an_expiry,
+    check_by_hand,
+    h2_force_release_removes_a_lease_held_by_hand,
+    h2_force_release_asks_first_and_hits_no_other,
 );
 
 /// Acquires a key by hand and returns the owner id.
@@ -39,13 +42,10 @@ fn by_hand(place: &Place, command: &str, owner: &str) -> Dblock {
 }
 
 fn h5_acquire_prints_the_owner_and_nothing_else(place: &Place) {
-    for option in ["--ttl=60s", "--verbose"] {
-        let output = place
-            .dblock()
-            .args(["acquire", "--key", option, option])
-            .run()
-            .code(0);
-        let row = place.row(option);
+    for (key, option) in [("plain", "--ttl=60s"), ("talkative", "--verbose")] {
+        let acquire = place.dblock().args(["acquire", "--key", key, option]);
+        let output = acquire.run().code(0);
+        let row = place.row(key);
         assert_eq!(output.text(), format!("{}\n", row.owner));
         assert!(uuid::Uuid::try_parse(&row.owner).is_ok(), "{row:?}");
         assert_eq!(row.kind, "acquire");
@@ -218,6 +218,76 @@ fn acquire_waits_for_an_expiry(place: &Place) {
         .run();
     let output = output.code(0).quiet().took_at_most(Duration::from_secs(10));
     assert_eq!(output.text().trim_end(), place.row("k").owner);
+}
+
+fn check_by_hand(place: &Place) {
+    // Out of a job there is nothing to check without a key.
+    place
+        .dblock()
+        .arg("check")
+        .run()
+        .code(64)
+        .stdout("")
+        .one_line(&["--key"]);
+
+    let owner = acquire(place, "k", "60s");
+    by_hand(place, "check", &owner).run().code(0).quiet();
+    by_hand(place, "check", &owner)
+        .args(["--min-left", "10s"])
+        .run()
+        .code(0)
+        .quiet();
+    by_hand(place, "check", &owner)
+        .args(["--min-left", "2m"])
+        .run()
+        .code(77);
+    by_hand(place, "check", THIEF)
+        .run()
+        .code(77)
+        .one_line(&["\"k\"", "held"]);
+    by_hand(place, "release", &owner).run().code(0).quiet();
+    by_hand(place, "check", &owner)
+        .run()
+        .code(77)
+        .one_line(&["\"k\"", "free"]);
+
+    let owner = acquire(place, "k", "1s");
+    wait_for_expiry(place);
+    by_hand(place, "check", &owner)
+        .run()
+        .code(77)
+        .one_line(&["\"k\"", "expired"]);
+}
+
+fn h2_force_release_removes_a_lease_held_by_hand(place: &Place) {
+    let owner = acquire(place, "k", "60s");
+    let force = || place.dblock().args(["force-release", "k", "--yes"]);
+    let output = force().run().code(0);
+    let said = format!("{}{}", output.text(), output.stderr);
+    assert!(
+        said.contains("\"k\"") && said.contains(&owner),
+        "what was removed: {said}"
+    );
+    place.assert_free("k");
+    force().run().code(77);
+    by_hand(place, "renew", &owner)
+        .run()
+        .code(77)
+        .one_line(&["free"]);
+}
+
+fn h2_force_release_asks_first_and_hits_no_other(place: &Place) {
+    acquire(place, "k", "60s");
+    let held = place.row("k");
+    let force = || place.dblock().args(["force-release", "k"]);
+    force().run().code(64).stdout("").one_line(&["--yes"]);
+    force().args(["--yes", "--owner", THIEF]).run().code(77);
+    assert_eq!(place.row("k"), held);
+    force()
+        .args(["--yes", "--owner", &held.owner])
+        .run()
+        .code(0);
+    place.assert_free("k");
 }
 
 #[test]

@@ -18,6 +18,7 @@
 mod support;
 
 mod exit_codes;
+mod generated;
 mod grant;
 mod loss;
 mod run;

@@ -189,10 +189,16 @@ fn search_path() -> OsString {
     std::env::join_paths(places).expect("the directory's name has no colon")
 }
 
+/// Returns the command line, and the URL if it is in the environment.
 fn show(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
-    let words: Vec<_> = words.map(OsStr::to_string_lossy).collect();
-    words.join(" ")
+    let mut shown: Vec<_> = words.map(OsStr::to_string_lossy).collect();
+    for (name, value) in command.get_envs() {
+        if let (Some("DBLOCK_URL"), Some(value)) = (name.to_str(), value) {
+            shown.insert(0, format!("DBLOCK_URL={}", value.to_string_lossy()).into());
+        }
+    }
+    shown.join(" ")
 }
 
 /// A call that was made.
@@ -220,10 +226,14 @@ impl Call {
     #[track_caller]
     pub(crate) fn ended(self, status: ExitStatus, took: Duration) -> Output {
         let facts = format!("{}\n--- {status} after {took:?}", self.facts());
-        assert!(
-            self.secret_allowed || !facts.contains(PASSWORD),
-            "the secret is shown: {facts}"
-        );
+        for name in ["stdout", "stderr"] {
+            let text = self.scratch.written(name);
+            let shown = String::from_utf8_lossy(&text).contains(PASSWORD);
+            assert!(
+                self.secret_allowed || !shown,
+                "the secret is shown: {facts}"
+            );
+        }
         for name in ["home", "tmp"] {
             let left = fs::read_dir(self.scratch.path(name)).expect("the directory is there");
             let left: Vec<_> = left.flatten().map(|entry| entry.file_name()).collect();

@@ -93,20 +93,6 @@ impl Running {
         self.processes(1)[0]
     }
 
-    /// Waits until standard error holds `text`.
-    #[track_caller]
-    pub(crate) fn wait_until_says(&mut self, text: &str) {
-        wait::until(&format!("{text:?} on standard error"), || {
-            let said = self.call().scratch.written("stderr");
-            let said = String::from_utf8_lossy(&said);
-            if said.contains(text) {
-                Ok(())
-            } else {
-                Err(self.facts())
-            }
-        });
-    }
-
     /// Returns what dblock's descriptors stand for.
     pub(crate) fn descriptors(&self) -> Vec<PathBuf> {
         let descriptors = fs::read_dir(format!("/proc/{}/fd", self.pid()));
