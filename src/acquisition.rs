@@ -45,6 +45,8 @@ pub struct Wanted {
 pub enum Step {
     /// Make this call, and report the answer.
     Ask(Call),
+    /// Have the call that is under way dropped; its answer still comes.
+    Cancel,
     /// Nothing, until something happens or [`Acquisition::wake_at`] comes.
     Wait,
     /// The lease is granted.
@@ -113,9 +115,11 @@ enum Phase {
     },
     /// Nothing is under way until the moment, when `then` follows.
     Pausing { until: Tick, then: Then },
-    /// The last call: what it answers does not matter any more.
+    /// The last call, which removes what was left.
     Tidying {
         give_up: Tick,
+        call: Call,
+        retries: u32,
         refusal: Option<Refusal>,
     },
 }
@@ -171,9 +175,24 @@ impl Acquisition {
         let asked = match &mut self.phase {
             Phase::Asking { owner, .. } => owner.take(),
             Phase::Pausing { .. } => None,
-            Phase::Tidying { refusal, .. } => {
-                let refusal = refusal.take().unwrap_or(Refusal::KeeperDied);
-                return Step::End(refusal);
+            Phase::Tidying {
+                call,
+                retries,
+                refusal,
+                ..
+            } => {
+                // A connection may be lost just then, not least because the
+                // call before was dropped.
+                let lost = matches!(
+                    &reply,
+                    Reply::Released(Err(error)) | Reply::Forgot(Err(error))
+                        if error.outcome_unknown()
+                );
+                if lost && *retries > 0 {
+                    *retries -= 1;
+                    return Step::Ask(call.clone());
+                }
+                return Step::End(refusal.take().unwrap_or(Refusal::KeeperDied));
             }
         };
         match reply {
@@ -224,8 +243,10 @@ impl Acquisition {
             Phase::Asking { give_up, .. } => {
                 let soon = now + LAST_WORD;
                 *give_up = Some(give_up.map_or(soon, |moment| moment.min(soon)));
-                self.ending.get_or_insert(sig);
-                Step::Wait
+                match self.ending.replace(sig) {
+                    None => Step::Cancel,
+                    Some(_) => Step::Wait,
+                }
             }
             Phase::Tidying { .. } => Step::Wait,
         }
@@ -394,6 +415,8 @@ impl Acquisition {
     fn tidy(&mut self, call: Call, refusal: Refusal, now: Tick) -> Step {
         self.phase = Phase::Tidying {
             give_up: now + LAST_WORD,
+            call: call.clone(),
+            retries: 3,
             refusal: Some(refusal),
         };
         Step::Ask(call)
@@ -655,7 +678,7 @@ mod tests {
         assert!(matches!(step, Step::End(Refusal::Interrupted(Sig::Term))));
 
         let (mut machine, request) = begin(Patience::Forever);
-        assert!(matches!(machine.signal(Sig::Int, at(1)), Step::Wait));
+        assert!(matches!(machine.signal(Sig::Int, at(1)), Step::Cancel));
         assert_eq!(machine.wake_at(), Some(at(1001)));
         let step = machine.answer(at(0), granted(&request), at(500));
         assert!(matches!(step, Step::Ask(Call::Release(_))));
@@ -666,8 +689,22 @@ mod tests {
         );
         assert!(matches!(step, Step::End(Refusal::Interrupted(Sig::Int))));
 
+        // The connection may be dropped just when the lease is given back.
+        let (mut machine, request) = begin(Patience::Forever);
+        assert!(matches!(machine.signal(Sig::Int, at(1)), Step::Cancel));
+        let step = machine.answer(at(0), granted(&request), at(2));
+        assert!(matches!(step, Step::Ask(Call::Release(_))));
+        let cut = Reply::Released(Err(StoreError::Unavailable("killed".into())));
+        let step = machine.answer(at(2), cut, at(3));
+        assert!(matches!(step, Step::Ask(Call::Release(_))));
+
+        let (mut machine, dropped) = begin(Patience::Forever);
+        assert!(matches!(machine.signal(Sig::Int, at(1)), Step::Cancel));
+        let step = machine.answer(at(0), lost_reply(), at(300));
+        assert!(matches!(step, Step::Ask(Call::Forget(_, owners)) if owners == [dropped.owner]));
+
         let (mut machine, _) = begin(Patience::Forever);
-        assert!(matches!(machine.signal(Sig::Int, at(1)), Step::Wait));
+        assert!(matches!(machine.signal(Sig::Int, at(1)), Step::Cancel));
         let step = machine.timer(at(1001));
         assert!(matches!(step, Step::End(Refusal::Interrupted(Sig::Int))));
     }

@@ -14,6 +14,7 @@ use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -138,12 +139,19 @@ impl Job {
             _ => -self.leader.as_raw(),
         };
         send(target, sig.number());
+        // A stopped process hears only SIGKILL until it goes on.
+        if sig.asks_to_stop() && self.has_stopped_members() {
+            send(-self.leader.as_raw(), Sig::Cont.number());
+        }
     }
 
-    /// Asks the group to end. A stopped process sees it only once it goes on.
+    fn has_stopped_members(&self) -> bool {
+        members(self.leader).is_ok_and(|all| all.iter().any(|member| member.state == 'T'))
+    }
+
+    /// Asks the group to end.
     pub fn terminate(&self) {
         self.forward(Sig::Term);
-        self.forward(Sig::Cont);
     }
 
     /// Kills the group.
@@ -214,7 +222,7 @@ impl Job {
     /// what the job left behind and what has ended since.
     fn group_is_empty(&self) -> io::Result<bool> {
         let Some(children) = own_children() else {
-            return Ok(live_members(self.leader)?.is_empty());
+            return Ok(members(self.leader)?.is_empty());
         };
         let mut others = false;
         for child in children {
@@ -230,7 +238,7 @@ impl Job {
         }
         // Whatever is left of the tree hangs below some child of ours.
         if others {
-            return Ok(live_members(self.leader)?.is_empty());
+            return Ok(members(self.leader)?.is_empty());
         }
         Ok(true)
     }
@@ -302,24 +310,24 @@ fn own_children() -> Option<Vec<Pid>> {
     Some(children)
 }
 
+/// A living member of a process group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Member {
+    /// The state's letter in proc_pid_stat(5).
+    state: char,
+}
+
 /// Returns the members of a process group that are not dead.
-fn live_members(group: Pid) -> io::Result<Vec<Pid>> {
+fn members(group: Pid) -> io::Result<Vec<Member>> {
     let mut members = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
-        let Some(pid) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-        else {
+        if !entry.file_name().as_bytes().iter().all(u8::is_ascii_digit) {
             continue;
-        };
+        }
         // It may have ended since the folder was read.
-        let Ok(stat) = fs::read(entry.path().join("stat")) else {
-            continue;
-        };
-        if is_live_member(&stat, group) {
-            members.push(Pid::from_raw(pid));
+        if let Ok(stat) = fs::read(entry.path().join("stat")) {
+            members.extend(member(&stat, group));
         }
     }
     Ok(members)
@@ -327,15 +335,14 @@ fn live_members(group: Pid) -> io::Result<Vec<Pid>> {
 
 /// Reads state and group from a line of proc_pid_stat(5). The name in
 /// parentheses may itself hold parentheses and blanks.
-fn is_live_member(stat: &[u8], group: Pid) -> bool {
-    let Some(end) = stat.iter().rposition(|&byte| byte == b')') else {
-        return false;
-    };
+fn member(stat: &[u8], group: Pid) -> Option<Member> {
+    let end = stat.iter().rposition(|&byte| byte == b')')?;
     let rest = String::from_utf8_lossy(&stat[end + 1..]);
     let mut fields = rest.split_whitespace();
-    let state = fields.next();
-    let number = fields.nth(1).and_then(|field| field.parse().ok());
-    number == Some(group.as_raw()) && !matches!(state, Some("Z" | "X" | "x"))
+    let state = fields.next()?.chars().next()?;
+    let number: i32 = fields.nth(1)?.parse().ok()?;
+    let alive = !matches!(state, 'Z' | 'X' | 'x');
+    (alive && number == group.as_raw()).then_some(Member { state })
 }
 
 /// The terminal, if dblock was in its foreground when it started the job.
@@ -414,10 +421,11 @@ mod tests {
 
     #[test]
     fn members_are_told_by_their_stat_line() {
-        let group = Pid::from_raw(42);
-        assert!(is_live_member(b"50 (a) b (c)) S 1 42 42 0 -1", group));
-        assert!(!is_live_member(b"50 (sh) Z 1 42 42 0 -1", group));
-        assert!(!is_live_member(b"50 (sh) S 42 43 42 0 -1", group));
-        assert!(!is_live_member(b"nonsense", group));
+        let of = |line: &str| member(line.as_bytes(), Pid::from_raw(42)).map(|m| m.state);
+        assert_eq!(of("50 (a) b (c)) S 1 42 42 0 -1"), Some('S'));
+        assert_eq!(of("50 (sh) T 1 42 42 0 -1"), Some('T'));
+        assert_eq!(of("50 (sh) Z 1 42 42 0 -1"), None);
+        assert_eq!(of("50 (sh) S 42 43 42 0 -1"), None);
+        assert_eq!(of("nonsense"), None);
     }
 }

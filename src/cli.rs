@@ -156,7 +156,6 @@ pub struct RunArgs {
     #[arg(
         required = true,
         trailing_var_arg = true,
-        allow_hyphen_values = true,
         value_name = "COMMAND",
         help_heading = "Job"
     )]

@@ -355,7 +355,7 @@ fn quote(words: &[OsString]) -> String {
 /// Returns an error if there is no such job, or its variables make no sense.
 pub fn surrounding_lease() -> Result<(Key, Owner), ConfigError> {
     let missing = || {
-        ConfigError::Config(
+        ConfigError::Usage(
             "not inside a job of 'dblock run' (DBLOCK_KEY and DBLOCK_OWNER are not set): \
              give --key and --owner"
                 .to_owned(),

@@ -14,7 +14,7 @@ use std::thread;
 use crate::clock::{self, Tick};
 use crate::inbox::Postbox;
 use crate::lock::{Grant, Holder, Key, Owner, Request, Ttl};
-use crate::store::{Acquired, Released, Renewed, Revive, Store, StoreError};
+use crate::store::{Acquired, Canceller, Released, Renewed, Revive, Store, StoreError};
 
 /// A call to the store.
 #[derive(Clone, Debug)]
@@ -62,6 +62,7 @@ pub struct Answer {
 #[derive(Debug)]
 pub struct Keeper {
     calls: mpsc::Sender<Call>,
+    canceller: Option<Box<dyn Canceller>>,
 }
 
 impl Keeper {
@@ -72,10 +73,21 @@ impl Keeper {
     /// Returns an error if the system has no thread to give.
     pub fn start(store: Box<dyn Store>, post: Postbox) -> io::Result<Self> {
         let (calls, receiver) = mpsc::channel();
+        let canceller = store.canceller();
         thread::Builder::new()
             .name("keeper".into())
             .spawn(move || work(store, &receiver, post))?;
-        Ok(Self { calls })
+        Ok(Self { calls, canceller })
+    }
+
+    /// Has the call that is under way dropped by the server, on a thread that
+    /// lives as long as that takes. If there is no thread to be had, the call
+    /// takes its time.
+    pub fn cancel(&mut self) {
+        if let Some(canceller) = self.canceller.take() {
+            let thread = thread::Builder::new().name("canceller".into());
+            thread.spawn(move || canceller.cancel()).ok();
+        }
     }
 
     /// Gives the thread a call to carry out. If the thread is gone,

@@ -27,7 +27,7 @@ pub(super) fn acquire(args: &AcquireArgs) -> Result<Exit, Error> {
         idle: args.lock.ttl.get(),
         ..Limits::for_command(settings.connect_timeout)
     });
-    let keeper = Keeper::start(store, inbox.postbox()).context("cannot start a thread")?;
+    let mut keeper = Keeper::start(store, inbox.postbox()).context("cannot start a thread")?;
     let key = &args.lock.key;
     let wanted = Wanted {
         key: key.clone(),
@@ -37,7 +37,7 @@ pub(super) fn acquire(args: &AcquireArgs) -> Result<Exit, Error> {
         patience: patience(&args.lock),
         contact: settings.connect_timeout,
     };
-    let won = match obtain(wanted, &mut inbox, &keeper, console)? {
+    let won = match obtain(wanted, &mut inbox, &mut keeper, console)? {
         Ok(won) => won,
         Err(refusal) => {
             dismiss(keeper, &mut inbox);

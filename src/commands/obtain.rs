@@ -28,7 +28,7 @@ pub(super) fn patience(args: &LockArgs) -> crate::acquisition::Patience {
 pub(super) fn obtain(
     wanted: Wanted,
     inbox: &mut Inbox,
-    keeper: &Keeper,
+    keeper: &mut Keeper,
     console: Console,
 ) -> io::Result<Result<Won, Refusal>> {
     let key = wanted.key.clone();
@@ -37,6 +37,7 @@ pub(super) fn obtain(
     loop {
         match step {
             Step::Ask(call) => keeper.ask(call),
+            Step::Cancel => keeper.cancel(),
             Step::Wait => {}
             Step::Won(won) => return Ok(Ok(won)),
             Step::End(refusal) => return Ok(Err(refusal)),

@@ -35,10 +35,10 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
     let mut inbox = Inbox::new(relay).context("cannot wait for events")?;
     let store = settings.endpoint.open(Limits {
         connect: settings.connect_timeout,
-        call: line.call_limit(),
+        call: line.call_limit().min(settings.connect_timeout),
         idle: args.lock.ttl.get(),
     });
-    let keeper = Keeper::start(store, inbox.postbox()).context("cannot start a thread")?;
+    let mut keeper = Keeper::start(store, inbox.postbox()).context("cannot start a thread")?;
     let started = clock::now();
     let wanted = Wanted {
         key: args.lock.key.clone(),
@@ -48,7 +48,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
         patience: patience(&args.lock),
         contact: settings.connect_timeout,
     };
-    match obtain(wanted, &mut inbox, &keeper, console)? {
+    match obtain(wanted, &mut inbox, &mut keeper, console)? {
         Ok(won) => {
             let waited = clock::now() - started;
             console.tell(&format_args!(

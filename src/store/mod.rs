@@ -94,6 +94,21 @@ pub trait Store: Debug + Send {
     ///
     /// See [`StoreError`].
     fn init(&mut self) -> Result<Initialized, StoreError>;
+
+    /// Returns the means to make a server drop the call that it is carrying
+    /// out, from another thread. A store without a server needs none: its call
+    /// ends with the process.
+    fn canceller(&self) -> Option<Box<dyn Canceller>> {
+        None
+    }
+}
+
+/// Makes a server drop a call. A client that just goes away leaves a blocked
+/// statement behind, which may be carried out when nobody waits for it.
+pub trait Canceller: Debug + Send {
+    /// Tries once, within the store's limit for a connection. Does nothing if
+    /// there is no connection; what comes of the call is its own answer.
+    fn cancel(&self);
 }
 
 /// The answer to an attempt to acquire.

@@ -5,7 +5,7 @@
 //! they could not parse.
 
 #![cfg_attr(
-    not(feature = "mysql"),
+    not(any(feature = "mysql", test)),
     expect(dead_code, reason = "only stores on a server have hosts and logins")
 )]
 

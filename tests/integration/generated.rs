@@ -128,7 +128,13 @@ fn extra_sections(roff: &mut Roff, source: &str) {
 fn inlines(text: &str) -> Vec<Inline> {
     text.split('*')
         .enumerate()
-        .map(|(number, part)| if number % 2 == 1 { bold(part) } else { roman(part) })
+        .map(|(number, part)| {
+            if number % 2 == 1 {
+                bold(part)
+            } else {
+                roman(part)
+            }
+        })
         .collect()
 }
 

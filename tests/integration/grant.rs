@@ -221,15 +221,6 @@ fn acquire_waits_for_an_expiry(place: &Place) {
 }
 
 fn check_by_hand(place: &Place) {
-    // Out of a job there is nothing to check without a key.
-    place
-        .dblock()
-        .arg("check")
-        .run()
-        .code(64)
-        .stdout("")
-        .one_line(&["--key"]);
-
     let owner = acquire(place, "k", "60s");
     by_hand(place, "check", &owner).run().code(0).quiet();
     by_hand(place, "check", &owner)

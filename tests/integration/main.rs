@@ -25,3 +25,4 @@ mod run;
 mod settings;
 mod signals;
 mod store_contract;
+mod storm;

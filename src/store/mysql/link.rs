@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use mysql::{Conn, OptsBuilder, Row};
 use super::{Server, fault, sql};
 use crate::clock;
 use crate::store::url::Host;
-use crate::store::{Limits, StoreError};
+use crate::store::{Canceller, Limits, StoreError};
 
 /// The largest answer that is accepted, in bytes. Saying it saves the driver
 /// a round trip to ask the server.
@@ -24,6 +25,9 @@ pub(super) struct Link {
     server: Server,
     limits: Limits,
     conn: Option<Conn>,
+    /// The server's number of the connection, 0 if there is none; shared with
+    /// the cancellers.
+    number: Arc<AtomicU32>,
 }
 
 /// What a server answers to one statement.
@@ -80,6 +84,15 @@ impl Link {
             server,
             limits,
             conn: None,
+            number: Arc::default(),
+        }
+    }
+
+    pub(super) fn canceller(&self) -> LinkCanceller {
+        LinkCanceller {
+            server: self.server.clone(),
+            limits: self.limits,
+            number: Arc::clone(&self.number),
         }
     }
 
@@ -91,6 +104,7 @@ impl Link {
             Some(conn) => conn,
             None => match self.connect() {
                 Ok(conn) => {
+                    self.number.store(conn.connection_id(), Ordering::Relaxed);
                     packet.push(self.session());
                     conn
                 }
@@ -201,6 +215,25 @@ impl Link {
         Err(last.unwrap_or_else(|| {
             StoreError::Unreachable(format!("cannot reach {server}: no answer in time"))
         }))
+    }
+}
+
+/// Ends the connection of a link through a second one.
+#[derive(Debug)]
+pub(super) struct LinkCanceller {
+    server: Server,
+    limits: Limits,
+    number: Arc<AtomicU32>,
+}
+
+impl Canceller for LinkCanceller {
+    fn cancel(&self) {
+        let number = self.number.load(Ordering::Relaxed);
+        if number != 0 {
+            let mut second = Link::new(self.server.clone(), self.limits);
+            // Whether it worked shows in the answer to the call itself.
+            second.exchange_all(&[sql::kill(number)]).ok();
+        }
     }
 }
 

@@ -21,7 +21,8 @@ use mysql::prelude::FromValue;
 
 use super::url::{Host, Parts, Secret, UrlError, parse};
 use super::{
-    Acquired, Endpoint, Initialized, Limits, Released, Renewed, Revive, Store, StoreError,
+    Acquired, Canceller, Endpoint, Initialized, Limits, Released, Renewed, Revive, Store,
+    StoreError,
 };
 use crate::lock::{Claimant, Grant, Holder, Key, Kind, Owner, Request, State, Token, Ttl};
 use link::{Answer, Link};
@@ -225,6 +226,10 @@ impl Store for MysqlStore {
     fn holders(&mut self, key: Option<&Key>) -> Result<Vec<Holder>, StoreError> {
         let answers = self.link.exchange_all(&[sql::holders(key)])?;
         holders(&answers[0])
+    }
+
+    fn canceller(&self) -> Option<Box<dyn Canceller>> {
+        Some(Box::new(self.link.canceller()))
     }
 
     fn init(&mut self) -> Result<Initialized, StoreError> {

@@ -141,6 +141,12 @@ pub(super) fn holders(key: Option<&Key>) -> String {
     )
 }
 
+/// Ends a connection, and with it the statement that it waits for. An account
+/// may always end its own.
+pub(super) fn kill(connection: u32) -> String {
+    format!("KILL {connection}")
+}
+
 /// Creates the tables if they are missing, and lifts the token counter.
 pub(super) fn create_tables() -> Vec<String> {
     statements(super::super::MYSQL_SCHEMA)

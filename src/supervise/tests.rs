@@ -1,0 +1,367 @@
+//! Courses of events, and every order of them.
+
+use super::*;
+use crate::lock::Ttl;
+use proptest::prelude::*;
+
+/// A TTL of 12 s: renewal after 4 s, TERM at 8.4 s, KILL at 11.4 s.
+fn line() -> Timeline {
+    let ttl = Ttl::new(Duration::from_secs(12)).expect("a TTL");
+    Timeline::new(ttl, None).expect("fits")
+}
+
+fn at(millis: u64) -> Tick {
+    Tick::from_boot(Duration::from_millis(1_000_000 + millis))
+}
+
+fn running() -> Supervisor {
+    let (mut machine, first) = Supervisor::begin(line(), None, at(0), at(10));
+    assert_eq!(first, [Action::Start]);
+    assert_eq!(machine.step(Event::Started, at(20)), []);
+    machine
+}
+
+fn unavailable() -> StoreError {
+    StoreError::Unavailable("cut".into())
+}
+
+fn extended(sent: u64) -> Event {
+    Event::Answer(at(sent), Reply::Renewed(Ok(Renewed::Extended)))
+}
+
+fn failed(sent: u64) -> Event {
+    Event::Answer(at(sent), Reply::Renewed(Err(unavailable())))
+}
+
+fn lost(sent: u64) -> Event {
+    Event::Answer(at(sent), Reply::Renewed(Ok(Renewed::Lost(Vec::new()))))
+}
+
+fn released(answer: Result<Released, StoreError>) -> Event {
+    Event::Answer(at(0), Reply::Released(answer))
+}
+
+/// Without what is only said.
+fn deeds(actions: Vec<Action>) -> Vec<Action> {
+    actions
+        .into_iter()
+        .filter(|action| !matches!(action, Action::Say(_)))
+        .collect()
+}
+
+#[test]
+fn an_ordinary_run() {
+    let mut machine = running();
+    assert_eq!(machine.wake_at(), Some(at(4000)));
+    assert_eq!(machine.step(Event::Timer, at(4000)), [Action::Renew]);
+    assert_eq!(deeds(machine.step(extended(4000), at(4003))), []);
+    assert_eq!(machine.wake_at(), Some(at(8000)));
+    assert_eq!(
+        machine.step(Event::JobEnded(Ended::Exited(3)), at(5000)),
+        []
+    );
+    assert_eq!(machine.step(Event::JobGone, at(5000)), [Action::Release]);
+    assert_eq!(
+        machine.step(released(Ok(Released::Released)), at(5002)),
+        [Action::Finish(Outcome::Ended(Ended::Exited(3)))]
+    );
+    assert_eq!(machine.wake_at(), None);
+}
+
+#[test]
+fn no_job_on_half_a_lease() {
+    let (mut machine, first) = Supervisor::begin(line(), None, at(0), at(6000));
+    assert_eq!(first, [Action::Renew]);
+    assert_eq!(
+        deeds(machine.step(extended(6000), at(6001))),
+        [Action::Start]
+    );
+
+    let (mut machine, _) = Supervisor::begin(line(), None, at(0), at(6000));
+    assert_eq!(
+        deeds(machine.step(extended(6000), at(12_001))),
+        [Action::Release]
+    );
+    let end = machine.step(released(Ok(Released::Released)), at(12_002));
+    assert!(matches!(&end[..], [Action::Finish(Outcome::Unproven(_))]));
+
+    let (mut machine, _) = Supervisor::begin(line(), None, at(0), at(6000));
+    assert_eq!(
+        machine.step(Event::Signal(Sig::Int), at(6001)),
+        [Action::Release]
+    );
+    let end = machine.step(released(Ok(Released::Released)), at(6002));
+    assert_eq!(end, [Action::Finish(Outcome::Interrupted(Sig::Int))]);
+}
+
+#[test]
+fn a_blip_is_ridden_out_with_one_warning() {
+    let mut machine = running();
+    assert_eq!(machine.step(Event::Timer, at(4000)), [Action::Renew]);
+    let mut warnings = 0;
+    let mut now = 4010;
+    for _ in 0..5 {
+        let actions = machine.step(failed(now), at(now));
+        warnings += actions
+            .iter()
+            .filter(|a| matches!(a, Action::Say(Note::RenewalsFailing(..))))
+            .count();
+        if !actions.contains(&Action::Renew) {
+            now += 400;
+            assert_eq!(machine.step(Event::Timer, at(now)), [Action::Renew]);
+        }
+    }
+    assert_eq!(warnings, 1);
+    let actions = machine.step(extended(now), at(now + 1));
+    assert!(actions.contains(&Action::Say(Note::Recovered)));
+    assert_eq!(deeds(actions), []);
+    // One failure alone is no incident: the retry follows at once.
+    let mut machine = running();
+    assert_eq!(machine.step(Event::Timer, at(4000)), [Action::Renew]);
+    let actions = machine.step(failed(4000), at(4001));
+    assert!(
+        !actions
+            .iter()
+            .any(|a| matches!(a, Action::Say(Note::RenewalsFailing(..))))
+    );
+    assert_eq!(deeds(actions), [Action::Renew]);
+}
+
+#[test]
+fn a_silent_store_does_not_delay_the_end() {
+    let mut machine = running();
+    assert_eq!(machine.step(Event::Timer, at(4000)), [Action::Renew]);
+    assert_eq!(machine.wake_at(), Some(at(8400)));
+    assert_eq!(
+        deeds(machine.step(Event::Timer, at(8400))),
+        [Action::Terminate]
+    );
+    assert_eq!(machine.wake_at(), Some(at(11_400)));
+    assert_eq!(machine.step(Event::Timer, at(11_400)), [Action::Kill]);
+    assert_eq!(machine.step(Event::Timer, at(11_450)), [Action::Kill]);
+    let killed = Ended::Signaled(9);
+    assert_eq!(machine.step(Event::JobEnded(killed), at(11_460)), []);
+    assert_eq!(machine.step(Event::JobGone, at(11_460)), [Action::Release]);
+    let end = machine.step(released(Err(StoreError::Denied("no".into()))), at(11_500));
+    assert_eq!(
+        end,
+        [Action::Finish(Outcome::Lost(Loss::Late(None), killed))]
+    );
+}
+
+#[test]
+fn not_yours_is_final_at_once() {
+    let mut machine = running();
+    assert_eq!(machine.step(Event::Timer, at(4000)), [Action::Renew]);
+    assert_eq!(
+        deeds(machine.step(lost(4000), at(4001))),
+        [Action::Terminate]
+    );
+    assert_eq!(machine.wake_at(), Some(at(7001)));
+    assert_eq!(
+        machine.step(Event::JobEnded(Ended::Exited(0)), at(4100)),
+        []
+    );
+    assert_eq!(
+        machine.step(Event::JobGone, at(4100)),
+        [Action::Finish(Outcome::Lost(
+            Loss::Answered(Vec::new()),
+            Ended::Exited(0)
+        ))],
+        "nothing of the successor is touched"
+    );
+}
+
+#[test]
+fn a_dead_keeper_is_a_lost_lease() {
+    let mut machine = running();
+    let gone = Event::Answer(at(100), Reply::Gone);
+    assert_eq!(deeds(machine.step(gone, at(100))), [Action::Terminate]);
+}
+
+#[test]
+fn a_job_that_ended_before_the_loss_keeps_its_status() {
+    let mut machine = running();
+    assert_eq!(
+        machine.step(Event::JobEnded(Ended::Exited(7)), at(3000)),
+        []
+    );
+    assert_eq!(machine.step(Event::JobGone, at(3000)), [Action::Release]);
+    let end = machine.step(released(Ok(Released::NotHeld)), at(3001));
+    assert_eq!(
+        end,
+        [
+            Action::Say(Note::LostBefore(Vec::new())),
+            Action::Finish(Outcome::Ended(Ended::Exited(7)))
+        ]
+    );
+}
+
+#[test]
+fn a_release_is_repeated_and_bounded() {
+    let mut machine = running();
+    assert_eq!(machine.step(Event::JobGone, at(3000)), [Action::Release]);
+    assert_eq!(machine.step(released(Err(unavailable())), at(3001)), []);
+    let retry = machine.wake_at().expect("a moment");
+    assert_eq!(machine.step(Event::Timer, retry), [Action::Release]);
+    let give_up = machine.wake_at().expect("a moment");
+    assert_eq!(give_up, at(3000) + line().call_limit() * 2);
+    let end = machine.step(Event::Timer, give_up);
+    assert!(matches!(
+        &end[..],
+        [
+            Action::Say(Note::NotReleased(..)),
+            Action::Finish(Outcome::Ended(_))
+        ]
+    ));
+
+    // "Not held" after an unknown outcome means that it had worked.
+    let mut machine = running();
+    assert_eq!(machine.step(Event::JobGone, at(3000)), [Action::Release]);
+    assert_eq!(machine.step(released(Err(unavailable())), at(3001)), []);
+    let end = machine.step(released(Ok(Released::NotHeld)), at(3500));
+    assert!(matches!(&end[..], [Action::Finish(Outcome::Ended(_))]));
+}
+
+#[test]
+fn a_second_stop_signal_shortens_the_grace_and_never_restarts_it() {
+    let mut machine = running();
+    let actions = machine.step(Event::Signal(Sig::Int), at(1000));
+    assert_eq!(actions, [Action::Forward(Sig::Int)]);
+    assert_eq!(machine.wake_at(), Some(at(4000)), "grace and renewal");
+    let actions = machine.step(Event::Signal(Sig::Term), at(2000));
+    assert_eq!(actions, [Action::Forward(Sig::Term)]);
+    assert_eq!(machine.wake_at(), Some(at(3000)));
+    assert_eq!(machine.step(Event::Timer, at(3000)), [Action::Kill]);
+    assert_eq!(
+        machine.step(Event::JobEnded(Ended::Signaled(9)), at(3001)),
+        []
+    );
+    assert_eq!(machine.step(Event::JobGone, at(3001)), [Action::Release]);
+    let end = machine.step(released(Ok(Released::Released)), at(3002));
+    assert_eq!(end, [Action::Finish(Outcome::Ended(Ended::Signaled(9)))]);
+}
+
+#[test]
+fn other_signals_are_passed_on_and_end_nothing() {
+    let mut machine = running();
+    for sig in [
+        Sig::Usr1,
+        Sig::Usr2,
+        Sig::Alrm,
+        Sig::Winch,
+        Sig::Tstp,
+        Sig::Cont,
+    ] {
+        let actions = machine.step(Event::Signal(sig), at(1000));
+        assert_eq!(actions, [Action::Forward(sig)]);
+    }
+    assert_eq!(machine.wake_at(), Some(at(4000)));
+}
+
+#[test]
+fn a_job_that_takes_too_long() {
+    let limit = Some(Duration::from_secs(1));
+    let (mut machine, _) = Supervisor::begin(line(), limit, at(0), at(10));
+    assert_eq!(machine.step(Event::Started, at(20)), []);
+    assert_eq!(machine.wake_at(), Some(at(1020)));
+    assert_eq!(machine.step(Event::Timer, at(1020)), [Action::Terminate]);
+    assert_eq!(
+        machine.step(Event::JobEnded(Ended::Exited(0)), at(1100)),
+        []
+    );
+    assert_eq!(machine.step(Event::JobGone, at(1100)), [Action::Release]);
+    let end = machine.step(released(Ok(Released::Released)), at(1101));
+    assert_eq!(end, [Action::Finish(Outcome::Timeout(Ended::Exited(0)))]);
+}
+
+#[test]
+fn a_suspended_job_goes_on_only_under_a_proven_lease() {
+    let mut machine = running();
+    assert_eq!(
+        machine.step(Event::JobStopped, at(1000)),
+        [Action::StopSelf]
+    );
+    let actions = machine.step(Event::Signal(Sig::Cont), at(3000));
+    assert_eq!(actions, [Action::Renew]);
+    assert_eq!(
+        deeds(machine.step(extended(3000), at(3001))),
+        [Action::Resume]
+    );
+
+    let mut machine = running();
+    assert_eq!(
+        machine.step(Event::JobStopped, at(1000)),
+        [Action::StopSelf]
+    );
+    let actions = machine.step(Event::Signal(Sig::Cont), at(3000));
+    assert_eq!(actions, [Action::Renew]);
+    assert_eq!(deeds(machine.step(lost(3000), at(3001))), [Action::Kill]);
+
+    // Longer than the lease: killed without another instruction.
+    let mut machine = running();
+    assert_eq!(
+        machine.step(Event::JobStopped, at(1000)),
+        [Action::StopSelf]
+    );
+    let actions = deeds(machine.step(Event::Signal(Sig::Cont), at(60_000)));
+    assert_eq!(actions, [Action::Renew, Action::Kill]);
+}
+
+fn events() -> impl Strategy<Value = Vec<(u8, u64)>> {
+    proptest::collection::vec((0u8..14, 0u64..3000), 0..60)
+}
+
+proptest! {
+    #[test]
+    fn whatever_happens_in_whatever_order(script in events(), timeout in proptest::option::of(0u64..20_000)) {
+        let timeout = timeout.map(Duration::from_millis);
+        let (mut machine, first) = Supervisor::begin(line(), timeout, at(0), at(0));
+        prop_assert_eq!(first, [Action::Start]);
+        let mut now = 0;
+        let (mut ended, mut gone, mut finished, mut killed) = (false, false, false, false);
+        let mut last_grant = 0;
+        for (what, pause) in script {
+            // The shell never sleeps past the moment that it was told.
+            now = match machine.wake_at() {
+                Some(wake) if wake < at(now + pause) => {
+                    u64::try_from((wake - at(0)).as_millis()).expect("small").max(now)
+                }
+                _ => now + pause,
+            };
+            let event = match what {
+                0 => Event::Signal(Sig::Term),
+                1 => Event::Signal(Sig::Cont),
+                2 => Event::Signal(Sig::Usr1),
+                3 => { last_grant = last_grant.max(now.saturating_sub(500)); extended(now.saturating_sub(500)) }
+                4 => failed(now),
+                5 => lost(now),
+                6 => released(Ok(Released::Released)),
+                7 => released(Ok(Released::NotHeld)),
+                8 => released(Err(unavailable())),
+                9 => Event::JobStopped,
+                10 if !ended => { ended = true; Event::JobEnded(Ended::Exited(1)) }
+                11 if ended && !gone => { gone = true; Event::JobGone }
+                12 => Event::Answer(at(now), Reply::Gone),
+                _ => Event::Timer,
+            };
+            for action in machine.step(event, at(now)) {
+                prop_assert!(!finished, "{:?} after the end", action);
+                match action {
+                    Action::Release => prop_assert!(gone),
+                    Action::Forward(_) | Action::Terminate | Action::Kill | Action::Resume => {
+                        prop_assert!(!gone, "{:?} after the job is gone", action);
+                        killed |= action == Action::Kill;
+                    }
+                    Action::Finish(_) => { prop_assert!(gone); finished = true; }
+                    Action::Start => prop_assert!(false, "a second start"),
+                    _ => {}
+                }
+            }
+            // By S + ttl - margin the job is gone or was killed.
+            if at(now) >= line().kill_at(at(last_grant)) && !gone {
+                prop_assert!(killed);
+            }
+        }
+    }
+}
