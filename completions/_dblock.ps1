@@ -49,6 +49,7 @@ Register-ArgumentCompleter -Native -CommandName 'dblock' -ScriptBlock {
             [CompletionResult]::new('--note', '--note', [CompletionResultType]::ParameterName, 'A text that status shows, such as the address of a CI job')
             [CompletionResult]::new('--kill-after', '--kill-after', [CompletionResultType]::ParameterName, 'Kill the job D after it was asked to end; default: a quarter of the TTL, at most 10s')
             [CompletionResult]::new('--timeout', '--timeout', [CompletionResultType]::ParameterName, 'End the job if it takes longer than D; status 124')
+            [CompletionResult]::new('--leftovers', '--leftovers', [CompletionResultType]::ParameterName, 'What to do with processes that the job leaves in its process group when its first process ends')
             [CompletionResult]::new('--report', '--report', [CompletionResultType]::ParameterName, 'Write one JSON object about the run to FILE')
             [CompletionResult]::new('--url', '--url', [CompletionResultType]::ParameterName, 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH')
             [CompletionResult]::new('--config', '--config', [CompletionResultType]::ParameterName, 'Read this configuration file instead of the usual ones')
@@ -61,8 +62,8 @@ Register-ArgumentCompleter -Native -CommandName 'dblock' -ScriptBlock {
             [CompletionResult]::new('--quiet', '--quiet', [CompletionResultType]::ParameterName, 'Say nothing about a busy key')
             [CompletionResult]::new('-v', '-v', [CompletionResultType]::ParameterName, 'Tell what happens')
             [CompletionResult]::new('--verbose', '--verbose', [CompletionResultType]::ParameterName, 'Tell what happens')
-            [CompletionResult]::new('-h', '-h', [CompletionResultType]::ParameterName, 'Print help')
-            [CompletionResult]::new('--help', '--help', [CompletionResultType]::ParameterName, 'Print help')
+            [CompletionResult]::new('-h', '-h', [CompletionResultType]::ParameterName, 'Print help (see more with ''--help'')')
+            [CompletionResult]::new('--help', '--help', [CompletionResultType]::ParameterName, 'Print help (see more with ''--help'')')
             break
         }
         'dblock;acquire' {

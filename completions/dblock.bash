@@ -537,7 +537,7 @@ _dblock() {
             return 0
             ;;
         dblock__subcmd__run)
-            opts="-k -t -n -w -E -q -v -h --key --ttl --no-wait --wait --busy-exit --note --kill-after --timeout --report --pass-credentials --url --local --config --connect-timeout --quiet --verbose --help"
+            opts="-k -t -n -w -E -q -v -h --key --ttl --no-wait --wait --busy-exit --note --kill-after --timeout --leftovers --report --pass-credentials --url --local --config --connect-timeout --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -585,6 +585,10 @@ _dblock() {
                     ;;
                 --timeout)
                     COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --leftovers)
+                    COMPREPLY=($(compgen -W "wait kill leave" -- "${cur}"))
                     return 0
                     ;;
                 --report)

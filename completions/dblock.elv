@@ -45,6 +45,7 @@ set edit:completion:arg-completer[dblock] = {|@words|
             cand --note 'A text that status shows, such as the address of a CI job'
             cand --kill-after 'Kill the job D after it was asked to end; default: a quarter of the TTL, at most 10s'
             cand --timeout 'End the job if it takes longer than D; status 124'
+            cand --leftovers 'What to do with processes that the job leaves in its process group when its first process ends'
             cand --report 'Write one JSON object about the run to FILE'
             cand --url 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH'
             cand --config 'Read this configuration file instead of the usual ones'
@@ -57,8 +58,8 @@ set edit:completion:arg-completer[dblock] = {|@words|
             cand --quiet 'Say nothing about a busy key'
             cand -v 'Tell what happens'
             cand --verbose 'Tell what happens'
-            cand -h 'Print help'
-            cand --help 'Print help'
+            cand -h 'Print help (see more with ''--help'')'
+            cand --help 'Print help (see more with ''--help'')'
         }
         &'dblock;acquire'= {
             cand -k 'The lock''s key: 1 to 255 bytes of UTF-8'

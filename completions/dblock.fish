@@ -43,6 +43,9 @@ complete -c dblock -n "__fish_dblock_using_subcommand run" -s E -l busy-exit -d 
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l note -d 'A text that status shows, such as the address of a CI job' -r
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l kill-after -d 'Kill the job D after it was asked to end; default: a quarter of the TTL, at most 10s' -r
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l timeout -d 'End the job if it takes longer than D; status 124' -r
+complete -c dblock -n "__fish_dblock_using_subcommand run" -l leftovers -d 'What to do with processes that the job leaves in its process group when its first process ends' -r -f -a "wait\t'Keep the lock until they end'
+kill\t'End them'
+leave\t'Free the lock and let them be'"
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l report -d 'Write one JSON object about the run to FILE' -r -F
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l url -d 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH' -r
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l config -d 'Read this configuration file instead of the usual ones' -r -F
@@ -52,7 +55,7 @@ complete -c dblock -n "__fish_dblock_using_subcommand run" -l pass-credentials -
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l local -d 'Use a file on this host; it excludes on this host only'
 complete -c dblock -n "__fish_dblock_using_subcommand run" -s q -l quiet -d 'Say nothing about a busy key'
 complete -c dblock -n "__fish_dblock_using_subcommand run" -s v -l verbose -d 'Tell what happens'
-complete -c dblock -n "__fish_dblock_using_subcommand run" -s h -l help -d 'Print help'
+complete -c dblock -n "__fish_dblock_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dblock -n "__fish_dblock_using_subcommand acquire" -s k -l key -d 'The lock\'s key: 1 to 255 bytes of UTF-8' -r
 complete -c dblock -n "__fish_dblock_using_subcommand acquire" -s t -l ttl -d 'Length of the lease, 1s to 30d; a bare number is seconds' -r
 complete -c dblock -n "__fish_dblock_using_subcommand acquire" -s w -l wait -d 'Wait up to D if the key is busy; without D, for ever' -r

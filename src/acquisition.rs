@@ -118,7 +118,7 @@ enum Phase {
     /// The last call, which removes what was left.
     Tidying {
         give_up: Tick,
-        call: Call,
+        call: Box<Call>,
         retries: u32,
         refusal: Option<Refusal>,
     },
@@ -190,7 +190,7 @@ impl Acquisition {
                 );
                 if lost && *retries > 0 {
                     *retries -= 1;
-                    return Step::Ask(call.clone());
+                    return Step::Ask(Call::clone(call));
                 }
                 return Step::End(refusal.take().unwrap_or(Refusal::KeeperDied));
             }
@@ -415,7 +415,7 @@ impl Acquisition {
     fn tidy(&mut self, call: Call, refusal: Refusal, now: Tick) -> Step {
         self.phase = Phase::Tidying {
             give_up: now + LAST_WORD,
-            call: call.clone(),
+            call: Box::new(call.clone()),
             retries: 3,
             refusal: Some(refusal),
         };

@@ -1,21 +1,20 @@
 //! The job: started in a process group of its own, signalled, waited for.
 //!
+//! The process that holds a [`Job`] is its parent and a subreaper (prctl(2),
+//! PR_SET_CHILD_SUBREAPER): whatever the job leaves behind becomes its child.
+//!
 //! The group's number is the pid of its first process, and it stays reserved
 //! as long as that process is not reaped. So the first process is reaped last,
 //! after every other member of the group has gone: no signal can reach a
 //! stranger who was given the same number.
 //!
-//! dblock is a subreaper (prctl(2), PR_SET_CHILD_SUBREAPER): what the job
-//! leaves behind becomes dblock's child, so that its end is noticed.
-//!
 //! This module must not know leases.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,11 +22,13 @@ use std::process::Command;
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::wait::{WaitPidFlag, waitpid};
-use nix::unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp};
+use nix::unistd::{Pid, getpid};
 
 use crate::origin;
 use crate::signals::{Inherited, Sig};
-use crate::supervise::{Ended, StartFault};
+use crate::supervise::{Ended, Scope, StartFault};
+use crate::terminal::Terminal;
+use crate::tree;
 
 /// What to start.
 #[derive(Debug)]
@@ -36,24 +37,26 @@ pub struct JobSpec {
     pub command: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// Variables to set in the job's environment.
-    pub set: Vec<(&'static str, String)>,
-    /// Variables to take out of it.
+    /// Variables to take out of its environment.
     pub remove: Vec<&'static str>,
     /// The job's `PATH`, to tell "not found" from "no interpreter".
     pub path: Option<OsString>,
-    /// The dispositions that the job must find.
+    /// Mask and dispositions that the job must find.
     pub inherited: Inherited,
+    /// The process group whose place in the terminal's foreground the job
+    /// takes, if it is there.
+    pub heir_of: Pid,
 }
 
 /// What changed about a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The terminal stopped it.
-    Stopped,
+    /// A signal of job control stopped it; its number.
+    Stopped(i32),
     /// Its first process ended.
     Ended(Ended),
-    /// No member of its group is left.
+    /// Nobody is left: no member of its group, or after [`Job::terminate`] or a
+    /// kill of the tree no process of its whole tree.
     Gone,
 }
 
@@ -61,14 +64,15 @@ pub enum Change {
 #[derive(Debug)]
 pub struct Job {
     leader: Pid,
-    terminal: Option<Terminal>,
     ended: Option<Ended>,
     gone: bool,
+    /// Whether every process of the tree must be gone, not only the group.
+    whole: bool,
 }
 
 impl Job {
-    /// Starts a job in a process group of its own, in the terminal's
-    /// foreground if dblock is.
+    /// Starts a job in a process group of its own, with these variables added
+    /// to its environment. All signals must be blocked in this process.
     ///
     /// # Errors
     ///
@@ -78,30 +82,35 @@ impl Job {
         clippy::disallowed_methods,
         reason = "this is the place where processes are started, and the child must set itself up between fork and exec"
     )]
-    pub fn start(spec: &JobSpec) -> Result<Self, StartFault> {
-        let failed = |error: &io::Error| start_fault(spec, error);
-        nix::sys::prctl::set_child_subreaper(true).map_err(|e| failed(&e.into()))?;
-        let terminal = Terminal::of_foreground();
+    pub fn start(spec: &JobSpec, set: &[(String, String)]) -> Result<Self, StartFault> {
+        let terminal = Terminal::open().filter(|tty| tty.is_in_foreground(spec.heir_of));
+        let tty = terminal.as_ref().map(|tty| tty.as_fd().as_raw_fd());
         let mut command = Command::new(&spec.command);
-        command.args(&spec.arguments);
+        command.args(&spec.arguments).process_group(0);
         for name in &spec.remove {
             command.env_remove(name);
         }
-        for (name, value) in &spec.set {
+        for (name, value) in set {
             command.env(name, value);
         }
-        command.process_group(0);
         let inherited = spec.inherited;
-        let tty = terminal.as_ref().map(|terminal| terminal.tty.as_raw_fd());
+        let parent = getpid();
         // SAFETY: between fork and exec only async-signal-safe calls are
-        // allowed (fork(2)); these are sigaction, getpid, close and ioctl. The
-        // terminal's descriptor is open until the child has executed.
+        // allowed (fork(2)); these are prctl, getppid, getpid, close, ioctl,
+        // sigaction, sigprocmask and _exit. The terminal's descriptor is open
+        // until the child has executed.
         unsafe {
             command.pre_exec(move || {
+                // If the guard is killed, the kernel kills its child at once.
+                // It may have happened already.
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                if libc::getppid() != parent.as_raw() {
+                    libc::_exit(127);
+                }
                 if let Some(tty) = tty {
                     // In the child, because the job might read before the
-                    // parent came to it; SIGTTOU is still ignored here, so
-                    // that a background group may do it.
+                    // parent came to it. SIGTTOU is blocked here, so that a
+                    // background group may do it.
                     libc::tcsetpgrp(tty, libc::getpid());
                 }
                 for descriptor in 0..3 {
@@ -112,19 +121,19 @@ impl Job {
                 inherited.restore()
             });
         }
-        let child = command.spawn().map_err(|error| {
-            if let Some(terminal) = &terminal {
-                terminal.take_back();
-            }
-            failed(&error)
-        })?;
-        let leader = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));
+        let child = command.spawn().map_err(|error| start_fault(spec, &error))?;
         Ok(Self {
-            leader,
-            terminal,
+            leader: Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX)),
             ended: None,
             gone: false,
+            whole: false,
         })
+    }
+
+    /// Returns the first process, whose number is that of the group.
+    #[must_use]
+    pub fn leader(&self) -> Pid {
+        self.leader
     }
 
     /// Passes a signal on: to the whole group what a terminal would send to
@@ -134,50 +143,65 @@ impl Job {
         if self.gone {
             return;
         }
-        let target = match sig {
-            Sig::Usr1 | Sig::Usr2 | Sig::Alrm => self.leader.as_raw(),
-            _ => -self.leader.as_raw(),
-        };
-        send(target, sig.number());
+        match sig {
+            Sig::Usr1 | Sig::Usr2 | Sig::Alrm => send(self.leader.as_raw(), sig.number()),
+            _ => self.send_to_group(sig.number()),
+        }
         // A stopped process hears only SIGKILL until it goes on.
         if sig.asks_to_stop() && self.has_stopped_members() {
-            send(-self.leader.as_raw(), Sig::Cont.number());
+            self.send_to_group(Sig::Cont.number());
         }
     }
 
-    fn has_stopped_members(&self) -> bool {
-        members(self.leader).is_ok_and(|all| all.iter().any(|member| member.state == 'T'))
-    }
-
-    /// Asks the group to end.
-    pub fn terminate(&self) {
-        self.forward(Sig::Term);
-    }
-
-    /// Kills the group.
-    pub fn kill(&self) {
-        if !self.gone {
-            send(-self.leader.as_raw(), libc::SIGKILL);
+    /// Asks every process of the tree to end.
+    pub fn terminate(&mut self) {
+        self.whole = true;
+        if self.gone {
+            return;
+        }
+        for number in [Sig::Term.number(), Sig::Cont.number()] {
+            self.send_to_group(number);
+            for entry in self.strays() {
+                tree::signal(&entry, number).ok();
+            }
         }
     }
 
-    /// Lets a stopped group go on, in the foreground if dblock is there.
-    pub fn resume(&self) {
-        if let Some(terminal) = &self.terminal {
-            terminal.hand_over(self.leader);
+    /// Kills the group, or every process of the tree that can be found now. To
+    /// be repeated: a process may be forking. The group is killed at once, so
+    /// that its members cannot escape by forking.
+    pub fn kill(&mut self, scope: Scope) {
+        if self.gone {
+            return;
         }
-        self.forward(Sig::Cont);
+        self.send_to_group(libc::SIGKILL);
+        if scope == Scope::Group {
+            return;
+        }
+        self.whole = true;
+        for entry in self.strays() {
+            // EPERM: it has become another user's. It stays in the tree.
+            tree::signal(&entry, libc::SIGKILL).ok();
+        }
     }
 
-    /// Tells whether the first process has ended while others of its group
-    /// live: not every one of their ends raises SIGCHLD here.
+    /// Returns the processes that keep the job from being gone.
     #[must_use]
-    pub fn has_leftovers(&self) -> bool {
-        self.ended.is_some() && !self.gone
+    pub fn survivors(&self) -> Vec<Pid> {
+        if self.gone {
+            return Vec::new();
+        }
+        let entries = if self.whole {
+            tree::descendants(&[])
+        } else {
+            tree::members(self.leader).unwrap_or_default()
+        };
+        entries.iter().map(|entry| entry.pid).collect()
     }
 
     /// Returns what has changed since the last call. To be called after
-    /// SIGCHLD.
+    /// SIGCHLD, and now and then once the first process has ended: not each
+    /// end of the others is told to this process.
     ///
     /// # Errors
     ///
@@ -188,13 +212,10 @@ impl Job {
             return Ok(changes);
         }
         if self.ended.is_none() {
-            if wait_for(self.leader, libc::WSTOPPED)?.is_some_and(|found| {
-                matches!(found.status, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
-            }) {
-                if let Some(terminal) = &self.terminal {
-                    terminal.take_back();
-                }
-                changes.push(Change::Stopped);
+            if let Some(found) = wait_for(self.leader, libc::WSTOPPED)?
+                && matches!(found.status, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
+            {
+                changes.push(Change::Stopped(found.status));
             }
             if let Some(found) = wait_for(self.leader, libc::WEXITED | libc::WNOWAIT)? {
                 let ended = match found.code {
@@ -207,60 +228,64 @@ impl Job {
                 changes.push(Change::Ended(ended));
             }
         }
-        if self.ended.is_some() && self.group_is_empty()? {
+        let others = self.reap_others()?;
+        if self.ended.is_some() && (!others || (!self.whole && self.group_is_empty()?)) {
             waitpid(self.leader, Some(WaitPidFlag::WNOHANG))?;
             self.gone = true;
-            if let Some(terminal) = &self.terminal {
-                terminal.take_back();
-            }
             changes.push(Change::Gone);
         }
         Ok(changes)
     }
 
-    /// Tells whether the dead first process is the last of its group. Reaps
-    /// what the job left behind and what has ended since.
+    fn send_to_group(&self, number: i32) {
+        send(-self.leader.as_raw(), number);
+    }
+
+    /// Returns the processes of the tree that have left the group.
+    fn strays(&self) -> Vec<tree::Entry> {
+        let mut entries = tree::descendants(&[]);
+        entries.retain(|entry| entry.group != self.leader);
+        entries
+    }
+
+    fn has_stopped_members(&self) -> bool {
+        tree::members(self.leader).is_ok_and(|all| all.iter().any(tree::Entry::is_stopped))
+    }
+
+    /// Tells whether the dead first process is the last of its group.
     fn group_is_empty(&self) -> io::Result<bool> {
-        let Some(children) = own_children() else {
-            return Ok(members(self.leader)?.is_empty());
-        };
-        let mut others = false;
-        for child in children {
+        tree::members(self.leader).map(|members| members.is_empty())
+    }
+
+    /// Reaps what the job has left behind, and tells whether any of it lives.
+    /// Whatever is left of the tree hangs below some child of this process.
+    fn reap_others(&self) -> io::Result<bool> {
+        let mut alive = false;
+        for child in tree::children(getpid()) {
             if child == self.leader {
                 continue;
             }
             match waitpid(child, Some(WaitPidFlag::WNOHANG)) {
                 Ok(status) if status.pid().is_some() => {}
-                Ok(_) => others = true,
+                Ok(_) => alive = true,
                 Err(Errno::ECHILD) => {}
+                // A death by a real-time signal, which the library cannot
+                // name; the child is reaped all the same.
+                Err(Errno::EINVAL) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        // Whatever is left of the tree hangs below some child of ours.
-        if others {
-            return Ok(members(self.leader)?.is_empty());
-        }
-        Ok(true)
-    }
-}
-
-impl Drop for Job {
-    /// Kills what is left if dblock can supervise it no longer, because of an
-    /// error or a panic. The row stays until it expires then: nobody can tell
-    /// when the job is gone.
-    fn drop(&mut self) {
-        self.kill();
+        Ok(alive)
     }
 }
 
 /// Sends a signal to a process or, if negative, to a group.
 fn send(target: i32, number: i32) {
     // A number that the nix crate knows for sure: all callers pass constants.
-    let Ok(signal) = nix::sys::signal::Signal::try_from(number) else {
-        return;
-    };
-    // ESRCH: it ended by itself. EPERM: it is another user's by now.
-    nix::sys::signal::kill(Pid::from_raw(target), signal).ok();
+    if let Ok(signal) = nix::sys::signal::Signal::try_from(number) {
+        // ESRCH: it ended by itself. EPERM: it is another user's by now.
+        nix::sys::signal::kill(Pid::from_raw(target), signal).ok();
+    }
 }
 
 struct Found {
@@ -295,83 +320,6 @@ fn wait_for(child: Pid, states: i32) -> io::Result<Option<Found>> {
             code: info.si_code,
             status: info.si_status(),
         }))
-    }
-}
-
-/// Returns the children of this process, or nothing if the kernel does not
-/// list them (proc_pid_task_children, CONFIG_PROC_CHILDREN).
-fn own_children() -> Option<Vec<Pid>> {
-    let mut children = Vec::new();
-    for task in fs::read_dir("/proc/self/task").ok()? {
-        let list = fs::read_to_string(task.ok()?.path().join("children")).ok()?;
-        let pids = list.split_whitespace().filter_map(|pid| pid.parse().ok());
-        children.extend(pids.map(Pid::from_raw));
-    }
-    Some(children)
-}
-
-/// A living member of a process group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Member {
-    /// The state's letter in proc_pid_stat(5).
-    state: char,
-}
-
-/// Returns the members of a process group that are not dead.
-fn members(group: Pid) -> io::Result<Vec<Member>> {
-    let mut members = Vec::new();
-    for entry in fs::read_dir("/proc")? {
-        let entry = entry?;
-        if !entry.file_name().as_bytes().iter().all(u8::is_ascii_digit) {
-            continue;
-        }
-        // It may have ended since the folder was read.
-        if let Ok(stat) = fs::read(entry.path().join("stat")) {
-            members.extend(member(&stat, group));
-        }
-    }
-    Ok(members)
-}
-
-/// Reads state and group from a line of proc_pid_stat(5). The name in
-/// parentheses may itself hold parentheses and blanks.
-fn member(stat: &[u8], group: Pid) -> Option<Member> {
-    let end = stat.iter().rposition(|&byte| byte == b')')?;
-    let rest = String::from_utf8_lossy(&stat[end + 1..]);
-    let mut fields = rest.split_whitespace();
-    let state = fields.next()?.chars().next()?;
-    let number: i32 = fields.nth(1)?.parse().ok()?;
-    let alive = !matches!(state, 'Z' | 'X' | 'x');
-    (alive && number == group.as_raw()).then_some(Member { state })
-}
-
-/// The terminal, if dblock was in its foreground when it started the job.
-#[derive(Debug)]
-struct Terminal {
-    tty: File,
-}
-
-impl Terminal {
-    fn of_foreground() -> Option<Self> {
-        let tty = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_CLOEXEC | libc::O_NOCTTY)
-            .open("/dev/tty")
-            .ok()?;
-        (tcgetpgrp(&tty) == Ok(getpgrp())).then_some(Self { tty })
-    }
-
-    fn hand_over(&self, group: Pid) {
-        if tcgetpgrp(&self.tty) == Ok(getpgrp()) {
-            // It fails only if the terminal is gone, and then nobody misses it.
-            tcsetpgrp(&self.tty, group).ok();
-        }
-    }
-
-    /// Works from the background, because SIGTTOU is ignored.
-    fn take_back(&self) {
-        tcsetpgrp(&self.tty, getpgrp()).ok();
     }
 }
 
@@ -413,19 +361,4 @@ fn find(spec: &JobSpec) -> Option<PathBuf> {
     std::env::split_paths(spec.path.as_ref()?)
         .map(|folder| folder.join(command))
         .find(|file| executable(file))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn members_are_told_by_their_stat_line() {
-        let of = |line: &str| member(line.as_bytes(), Pid::from_raw(42)).map(|m| m.state);
-        assert_eq!(of("50 (a) b (c)) S 1 42 42 0 -1"), Some('S'));
-        assert_eq!(of("50 (sh) T 1 42 42 0 -1"), Some('T'));
-        assert_eq!(of("50 (sh) Z 1 42 42 0 -1"), None);
-        assert_eq!(of("50 (sh) S 42 43 42 0 -1"), None);
-        assert_eq!(of("nonsense"), None);
-    }
 }

@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::lock::{Key, Owner, Ttl};
 
@@ -143,6 +143,9 @@ pub struct RunArgs {
     /// End the job if it takes longer than D; status 124
     #[arg(long, value_name = "D", value_parser = positive_duration, help_heading = "Job")]
     pub timeout: Option<Duration>,
+    /// What to do with processes that the job leaves in its process group when its first process ends
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = LeftoversArg::Wait, help_heading = "Job")]
+    pub leftovers: LeftoversArg,
     /// Write one JSON object about the run to FILE
     #[arg(long, value_name = "FILE", help_heading = "Job")]
     pub report: Option<PathBuf>,
@@ -160,6 +163,17 @@ pub struct RunArgs {
         help_heading = "Job"
     )]
     pub command: Vec<OsString>,
+}
+
+/// What to do with processes that the job leaves in its own process group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LeftoversArg {
+    /// Keep the lock until they end
+    Wait,
+    /// End them
+    Kill,
+    /// Free the lock and let them be
+    Leave,
 }
 
 /// Arguments of `acquire`.

@@ -7,7 +7,7 @@
 //! machine wakes up.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, mpsc};
 
 use nix::errno::Errno;
@@ -18,13 +18,15 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 
 use crate::clock::Tick;
 use crate::keeper::Answer;
-use crate::signals::{Inherited, Relay, Sig};
+use crate::signals::{Relay, Sig};
 
 /// Something that happened.
 #[derive(Debug)]
 pub enum Incoming {
     /// A signal reached this process.
     Signal(Sig),
+    /// The guard has something to report.
+    Guard,
     /// The keeper answered.
     Answer(Answer),
     /// The moment has come.
@@ -87,19 +89,18 @@ impl Inbox {
         }
     }
 
-    /// Returns the dispositions of signals that a job must find.
-    #[must_use]
-    pub fn inherited(&self) -> Inherited {
-        self.relay.inherited()
-    }
-
     /// Waits until something happens, at the latest until `moment`, and
-    /// returns all that has happened, in the order signals, answers, timer.
+    /// returns all that has happened, in the order signals, guard, answers,
+    /// timer. `guard` is what the guard tells its reports through.
     ///
     /// # Errors
     ///
     /// Returns an error if the system cannot wait.
-    pub fn wait(&mut self, moment: Option<Tick>) -> io::Result<Vec<Incoming>> {
+    pub fn wait(
+        &mut self,
+        moment: Option<Tick>,
+        guard: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Vec<Incoming>> {
         match moment {
             // A timer set to zero would be disarmed (timerfd_settime(2)).
             Some(tick) => self.timer.set(
@@ -111,22 +112,27 @@ impl Inbox {
             None => self.timer.unset()?,
         }
         loop {
-            let mut fds = [
+            let mut fds = vec![
                 PollFd::new(self.relay.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.bell.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.timer.as_fd(), PollFlags::POLLIN),
             ];
+            fds.extend(guard.map(|guard| PollFd::new(guard, PollFlags::POLLIN)));
             match poll(&mut fds, PollTimeout::NONE) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(error) => return Err(error.into()),
             }
             let rang = fds[2].any() == Some(true);
+            let reported = fds.get(3).is_some_and(|guard| guard.any() == Some(true));
             let mut happened: Vec<_> = self
                 .relay
                 .pending()
                 .into_iter()
                 .map(Incoming::Signal)
                 .collect();
+            if reported {
+                happened.push(Incoming::Guard);
+            }
             // Quieted before the channel is read, so that an answer posted in
             // between rings again.
             self.bell.read().ok();

@@ -11,6 +11,7 @@ pub mod clock;
 mod commands;
 pub mod config;
 pub mod exit;
+pub mod guard;
 pub mod inbox;
 pub mod keeper;
 pub mod lease;
@@ -20,6 +21,8 @@ pub mod output;
 pub mod signals;
 pub mod store;
 pub mod supervise;
+pub mod terminal;
+pub mod tree;
 
 use std::ffi::OsString;
 use std::panic;

@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use crate::lock::{Holder, Key, Kind, Owner, State, Token, serialize_millis, to_millis};
 use crate::signals;
-use crate::supervise::{Ended, Loss, Note};
+use crate::supervise::{Ended, Loss, Naming, Note};
 
 /// How much is told.
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,6 +47,23 @@ impl Console {
     pub fn tell(self, line: &dyn Display) {
         if self.verbose {
             self.say(line);
+        }
+    }
+
+    /// Names the processes that are left of a job.
+    pub fn survivors(self, key: &Key, why: Naming, pids: &[i32]) {
+        if pids.is_empty() {
+            return;
+        }
+        let pids: Vec<String> = pids.iter().map(ToString::to_string).collect();
+        let pids = pids.join(", ");
+        match why {
+            Naming::Leftovers => self.say(&format_args!(
+                "the job has ended, but processes of it are left and keep \"{key}\": pid {pids}"
+            )),
+            Naming::Unkillable => self.say(&format_args!(
+                "warning: processes of the job under \"{key}\" cannot be killed: pid {pids}"
+            )),
         }
     }
 
@@ -123,6 +140,7 @@ impl Display for Loss {
             Self::Late(Some(why)) => write!(f, "it could not be renewed in time: {why}"),
             Self::Late(None) => f.write_str("it was not renewed in time"),
             Self::KeeperDied => f.write_str("the renewing thread died"),
+            Self::GuardDied => f.write_str("the guard process died"),
         }
     }
 }

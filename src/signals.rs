@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::libc;
 use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
+use nix::unistd::Pid;
 use signal_hook::consts;
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
@@ -79,7 +81,9 @@ impl Sig {
         }
     }
 
-    fn from_number(number: i32) -> Option<Self> {
+    /// Returns the signal with this number, if it is one of these.
+    #[must_use]
+    pub fn from_number(number: i32) -> Option<Self> {
         Self::ALL.into_iter().find(|sig| sig.number() == number)
     }
 
@@ -117,7 +121,6 @@ fn install_once() -> io::Result<()> {
 #[derive(Debug)]
 pub struct Relay {
     delivery: SignalDelivery<UnixStream, SignalOnly>,
-    inherited: Inherited,
 }
 
 impl Relay {
@@ -131,11 +134,6 @@ impl Relay {
     /// refuses one.
     pub fn install() -> io::Result<Self> {
         install_once()?;
-        let inherited = Inherited {
-            child_ignored: is_ignored(consts::SIGCHLD),
-            ttou_ignored: is_ignored(consts::SIGTTOU),
-            pipe_ignored: origin::pipe_was_ignored(),
-        };
         // A background process that writes to a terminal with `tostop` set is
         // stopped by SIGTTOU, and a stopped dblock renews nothing.
         set_disposition(consts::SIGTTOU, libc::SIG_IGN)?;
@@ -146,10 +144,7 @@ impl Relay {
             .collect();
         let (read, write) = UnixStream::pair()?;
         let delivery = SignalDelivery::with_pipe(read, write, SignalOnly, wanted)?;
-        Ok(Self {
-            delivery,
-            inherited,
-        })
+        Ok(Self { delivery })
     }
 
     /// Returns the signals that have come since the last call, each once.
@@ -158,12 +153,6 @@ impl Relay {
             .pending()
             .filter_map(Sig::from_number)
             .collect()
-    }
-
-    /// Returns what the job must find as it was.
-    #[must_use]
-    pub fn inherited(&self) -> Inherited {
-        self.inherited
     }
 }
 
@@ -174,22 +163,33 @@ impl AsFd for Relay {
     }
 }
 
-/// The dispositions that dblock or Rust's runtime changes. All others are
-/// either unchanged or have handlers, which execve(2) resets by itself.
+/// The mask and the dispositions that a job must find, because dblock, its
+/// guard or Rust's runtime change them. All other dispositions are unchanged.
 #[derive(Clone, Copy, Debug)]
 pub struct Inherited {
     child_ignored: bool,
-    ttou_ignored: bool,
     pipe_ignored: bool,
+    mask: SigSet,
 }
 
 impl Inherited {
-    /// Gives a child between fork and exec the dispositions that this process
-    /// was started with. Async-signal-safe.
+    /// Returns what there is now, with this mask. To be called before any
+    /// handler is installed.
+    #[must_use]
+    pub fn now(mask: SigSet) -> Self {
+        Self {
+            child_ignored: is_ignored(consts::SIGCHLD),
+            pipe_ignored: origin::pipe_was_ignored(),
+            mask,
+        }
+    }
+
+    /// Gives a child between fork and exec what it must find.
+    /// Async-signal-safe.
     ///
     /// # Errors
     ///
-    /// Returns what sigaction(2) says.
+    /// Returns what sigaction(2) and sigprocmask(2) say.
     pub fn restore(self) -> io::Result<()> {
         let disposition = |ignored| {
             if ignored {
@@ -200,8 +200,18 @@ impl Inherited {
         };
         set_disposition(consts::SIGCHLD, disposition(self.child_ignored))?;
         set_disposition(consts::SIGPIPE, disposition(self.pipe_ignored))?;
-        set_disposition(consts::SIGTTOU, disposition(self.ttou_ignored))
+        sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.mask), None)?;
+        Ok(())
     }
+}
+
+/// Makes sure that children can be waited for, also if SIGCHLD was ignored.
+///
+/// # Errors
+///
+/// Returns what sigaction(2) says.
+pub fn heed_children() -> io::Result<()> {
+    set_disposition(consts::SIGCHLD, libc::SIG_DFL)
 }
 
 #[expect(
@@ -248,20 +258,37 @@ pub fn die_of(number: i32) {
     unblock_and_raise(number);
 }
 
-/// Stops this process, as the shell expects of a job on Ctrl-Z, until it is
-/// continued. Returns at once where nobody could continue it: the kernel
-/// discards SIGTSTP in an orphaned process group, as it would without dblock.
+/// Stops this process by a signal of job control, until it is continued.
+/// Returns at once where nobody could continue it: the kernel discards these
+/// signals in an orphaned process group.
+pub fn stop_self(number: i32) {
+    with_default(number, || unblock_and_raise(number));
+}
+
+/// Stops this process and what surrounds it in its process group, as the
+/// terminal would have done if dblock were not between it and the job.
+pub fn stop_group(number: i32) {
+    with_default(number, || send_to_group(number));
+}
+
 #[expect(unsafe_code, reason = "sigaction(2) has no safe interface")]
-pub fn stop_self() {
+fn with_default(number: i32, act: impl FnOnce()) {
     // SAFETY: `old` is a valid zeroed value that the first call fills in and
-    // the second takes back as it is.
+    // the last takes back as it is.
     unsafe {
         let mut old: libc::sigaction = std::mem::zeroed();
         let mut default: libc::sigaction = std::mem::zeroed();
         default.sa_sigaction = libc::SIG_DFL;
-        libc::sigaction(libc::SIGTSTP, &raw const default, &raw mut old);
-        unblock_and_raise(libc::SIGTSTP);
-        libc::sigaction(libc::SIGTSTP, &raw const old, std::ptr::null_mut());
+        libc::sigaction(number, &raw const default, &raw mut old);
+        act();
+        libc::sigaction(number, &raw const old, std::ptr::null_mut());
+    }
+}
+
+/// Sends a signal to this process's group, this process included.
+pub fn send_to_group(number: i32) {
+    if let Ok(signal) = Signal::try_from(number) {
+        kill(Pid::from_raw(0), signal).ok();
     }
 }
 

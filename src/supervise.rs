@@ -14,6 +14,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::clock::Tick;
 use crate::keeper::Reply;
 use crate::lease::Timeline;
@@ -22,7 +24,7 @@ use crate::signals::Sig;
 use crate::store::{Released, Renewed, StoreError};
 
 /// How a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ended {
     /// With this status.
     Exited(u8),
@@ -31,7 +33,7 @@ pub enum Ended {
 }
 
 /// Why a job did not start, in words, and the status that tells it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartFault {
     /// Whether the command was not found at all; otherwise it cannot be
     /// executed.
@@ -47,14 +49,23 @@ pub enum Event {
     Signal(Sig),
     /// The keeper answered a call that was sent at the moment given.
     Answer(Tick, Reply),
-    /// The job was started.
-    Started,
+    /// The job was started, in the terminal's foreground or not.
+    Started {
+        /// What the keyboard sends reaches the job and not dblock.
+        foreground: bool,
+    },
     /// The job could not be started.
     NotStarted(StartFault),
-    /// The terminal stopped the job.
-    JobStopped,
-    /// The job's first process ended; others of its group may live.
+    /// A signal of job control with this number stopped the job.
+    JobStopped(i32),
+    /// The job's first process ended.
     JobEnded(Ended),
+    /// Others of its group live on.
+    JobLeft,
+    /// The guard kills the job, because no later deadline was told in time.
+    GuardExpired,
+    /// The guard died, and what is left of the job is being killed.
+    GuardDied,
     /// No process of the job is left.
     JobGone,
     /// The moment of [`Supervisor::wake_at`] has come.
@@ -64,26 +75,77 @@ pub enum Event {
 /// What to do.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Start the job, and report [`Event::Started`] or [`Event::NotStarted`].
-    Start,
+    /// Start the job under this deadline, and report [`Event::Started`] or
+    /// [`Event::NotStarted`].
+    Start(Tick),
+    /// Tell the guard a later deadline.
+    Extend(Tick),
     /// Ask the keeper to renew.
     Renew,
     /// Ask the keeper to release.
     Release,
     /// Pass a signal on to the job.
     Forward(Sig),
-    /// Ask the job to end.
+    /// Ask every process of the job to end.
     Terminate,
     /// Kill what is left of the job.
-    Kill,
-    /// Stop dblock itself, as its job was stopped.
-    StopSelf,
+    Kill(Scope),
+    /// Tell people which processes are left.
+    Name(Naming),
+    /// Stop dblock itself by the signal that stopped its job.
+    StopSelf(i32),
+    /// Stop dblock and what surrounds it in its process group, as the
+    /// keyboard would have.
+    StopGroup(i32),
+    /// Send what surrounds dblock the signal that the keyboard sent the job.
+    SignalGroup(i32),
     /// Let the stopped job go on.
     Resume,
     /// Tell people.
     Say(Note),
     /// It is over.
     Finish(Outcome),
+}
+
+/// Who is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// The job's process group.
+    Group,
+    /// Every process of the job.
+    Tree,
+}
+
+/// Why processes are named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Naming {
+    /// The job's first process has ended, and these keep the lock.
+    Leftovers,
+    /// These could not be killed.
+    Unkillable,
+}
+
+/// What to do with processes that the job leaves in its own process group when
+/// its first process ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leftovers {
+    /// Keep the lock until they end.
+    Wait,
+    /// End them.
+    Kill,
+    /// Free the lock, and let them be.
+    Leave,
+}
+
+/// What is fixed before a run begins.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// The lease's timeline.
+    pub line: Timeline,
+    /// How long the job may take.
+    pub timeout: Option<Duration>,
+    /// What to do with what the job leaves behind.
+    pub leftovers: Leftovers,
 }
 
 /// Something that people may want to know.
@@ -114,6 +176,8 @@ pub enum Loss {
     Late(Option<String>),
     /// The keeper's thread died.
     KeeperDied,
+    /// The guard died.
+    GuardDied,
 }
 
 /// How it ended.
@@ -121,8 +185,9 @@ pub enum Loss {
 pub enum Outcome {
     /// The job ended by itself, or by a signal that was passed on.
     Ended(Ended),
-    /// The lease was lost and the job was stopped.
-    Lost(Loss, Ended),
+    /// The lease was lost and the job was stopped; without an end if a
+    /// process of it could not be killed.
+    Lost(Loss, Option<Ended>),
     /// The job took longer than it may and was stopped.
     Timeout(Ended),
     /// The job could not be started.
@@ -137,6 +202,7 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Why {
     Signal,
+    Leftovers,
     Timeout,
     Lost(Loss),
 }
@@ -145,11 +211,37 @@ enum Why {
 struct Ending {
     why: Why,
     kill_at: Tick,
+    /// When the first kill was due.
+    since: Option<Tick>,
+    /// Whether those who could not be killed were named.
+    named: bool,
 }
 
-/// Pause between kills while something is left: a process may fork while its
-/// group is being killed.
-const KILL_AGAIN: Duration = Duration::from_millis(50);
+impl Ending {
+    fn new(why: Why, kill_at: Tick) -> Self {
+        Self {
+            why,
+            kill_at,
+            since: None,
+            named: false,
+        }
+    }
+
+    fn is_loss(&self) -> bool {
+        matches!(self.why, Why::Lost(_))
+    }
+}
+
+/// Pause between kills while something is left, at first and later on.
+const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// How long after the first kill those are named who live on.
+const UNKILLABLE: Duration = Duration::from_secs(1);
+/// How long after the first kill a lost run ends, whoever lives on: there is
+/// no lease to keep for them any more.
+const HOPELESS: Duration = Duration::from_secs(5);
+/// How long after the end of the job's first process those are named who keep
+/// the lock.
+const NAME_LEFTOVERS: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 enum Phase {
@@ -176,7 +268,7 @@ struct Releasing {
 #[derive(Debug)]
 pub struct Supervisor {
     line: Timeline,
-    timeout: Option<Duration>,
+    plan: Plan,
     phase: Phase,
     /// When the last successful acquire or renewal was sent.
     sent: Tick,
@@ -190,23 +282,25 @@ pub struct Supervisor {
     last_error: Option<String>,
     timeout_at: Option<Tick>,
     ended: Option<Ended>,
+    /// When those are to be named who keep the lock.
+    name_at: Option<Tick>,
     /// The job is stopped by the terminal, and so is dblock.
     suspended: bool,
+    /// What the keyboard sends reaches the job and not dblock.
+    foreground: bool,
+    /// Signals that reached dblock itself and were passed on.
+    forwarded: Vec<Sig>,
 }
 
 impl Supervisor {
     /// Returns the machine for a lease whose request was sent at `sent`, and
-    /// its first actions. `timeout` is how long the job may run.
+    /// its first actions.
     #[must_use]
-    pub fn begin(
-        line: Timeline,
-        timeout: Option<Duration>,
-        sent: Tick,
-        now: Tick,
-    ) -> (Self, Vec<Action>) {
+    pub fn begin(plan: Plan, sent: Tick, now: Tick) -> (Self, Vec<Action>) {
+        let line = plan.line;
         let mut machine = Self {
             line,
-            timeout,
+            plan,
             phase: Phase::Proving,
             sent,
             renew_at: Some(line.renew_at(sent)),
@@ -215,11 +309,14 @@ impl Supervisor {
             last_error: None,
             timeout_at: None,
             ended: None,
+            name_at: None,
             suspended: false,
+            foreground: false,
+            forwarded: Vec::new(),
         };
         let first = if line.may_start(sent, now) {
             machine.phase = Phase::Running(None);
-            Action::Start
+            Action::Start(line.kill_at(sent))
         } else {
             machine.renew_at = None;
             Action::Renew
@@ -230,23 +327,19 @@ impl Supervisor {
     /// Returns when [`Event::Timer`] is due at the latest.
     #[must_use]
     pub fn wake_at(&self) -> Option<Tick> {
-        let mut moments = [None; 4];
+        let mut moments = [None; 5];
         match &self.phase {
             Phase::Proving => moments[0] = Some(self.line.kill_at(self.sent)),
             Phase::Running(ending) => {
                 moments[0] = self.renew_at;
-                match ending {
-                    Some(ending) => {
-                        moments[1] = Some(ending.kill_at);
-                        if !matches!(ending.why, Why::Lost(_)) {
-                            moments[2] = Some(self.line.term_at(self.sent));
-                        }
-                    }
-                    None => {
-                        moments[1] = self.timeout_at;
-                        moments[2] = Some(self.line.term_at(self.sent));
-                    }
+                moments[1] = match ending {
+                    Some(ending) => Some(ending.kill_at),
+                    None => self.timeout_at,
+                };
+                if !ending.as_ref().is_some_and(Ending::is_loss) {
+                    moments[2] = Some(self.line.term_at(self.sent));
                 }
+                moments[3] = self.name_at;
             }
             Phase::Releasing(releasing) => {
                 moments[0] = Some(releasing.give_up);
@@ -267,17 +360,32 @@ impl Supervisor {
         match event {
             Event::Signal(sig) => self.signal(sig, now, &mut actions),
             Event::Answer(sent, reply) => self.answer(sent, reply, now, &mut actions),
-            Event::Started => self.timeout_at = self.timeout.map(|length| now + length),
+            Event::Started { foreground } => {
+                self.foreground = foreground;
+                self.timeout_at = self.plan.timeout.map(|length| now + length);
+            }
             Event::NotStarted(fault) => {
                 self.release(Outcome::NotStarted(fault), now, &mut actions);
             }
-            Event::JobStopped => {
+            Event::JobStopped(number) => {
                 if let Phase::Running(None) = self.phase {
                     self.suspended = true;
-                    actions.push(Action::StopSelf);
+                    // Somebody who stopped dblock alone means dblock alone.
+                    let before = self.forwarded.len();
+                    self.forwarded.retain(|sig| *sig != Sig::Tstp);
+                    actions.push(if before > self.forwarded.len() {
+                        Action::StopSelf(number)
+                    } else {
+                        Action::StopGroup(number)
+                    });
                 }
             }
             Event::JobEnded(ended) => self.ended = Some(ended),
+            Event::JobLeft => self.left(now, &mut actions),
+            Event::GuardExpired => {
+                self.lost(Loss::Late(self.last_error.clone()), now, &mut actions)
+            }
+            Event::GuardDied => self.lost(Loss::GuardDied, now, &mut actions),
             Event::JobGone => self.gone(now, &mut actions),
             Event::Timer => {}
         }
@@ -298,6 +406,7 @@ impl Supervisor {
             }
             Phase::Running(ending) => {
                 actions.push(Action::Forward(sig));
+                self.forwarded.push(sig);
                 if sig.asks_to_stop() {
                     match ending {
                         Some(ending) => {
@@ -305,10 +414,7 @@ impl Supervisor {
                             ending.kill_at = ending.kill_at.min(half);
                         }
                         None => {
-                            *ending = Some(Ending {
-                                why: Why::Signal,
-                                kill_at: now + self.line.grace(),
-                            });
+                            *ending = Some(Ending::new(Why::Signal, now + self.line.grace()));
                         }
                     }
                 }
@@ -345,11 +451,14 @@ impl Supervisor {
         self.failures = 0;
         self.last_error = None;
         actions.push(Action::Say(Note::Renewed(now - sent)));
+        if let Phase::Running(_) = self.phase {
+            actions.push(Action::Extend(self.line.kill_at(self.sent)));
+        }
         match &self.phase {
             Phase::Proving => {
                 if self.line.may_start(self.sent, now) {
                     self.phase = Phase::Running(None);
-                    actions.push(Action::Start);
+                    actions.push(Action::Start(self.line.kill_at(self.sent)));
                 } else {
                     let why = format!(
                         "the database took {} to answer, too long for this TTL",
@@ -391,7 +500,8 @@ impl Supervisor {
 
     /// The lease is lost, or must be taken as lost.
     fn lost(&mut self, loss: Loss, now: Tick, actions: &mut Vec<Action>) {
-        if !matches!(loss, Loss::Late(_)) {
+        // Without a guard the row is still ours, and freed at the end.
+        if matches!(loss, Loss::Answered(_) | Loss::KeeperDied) {
             self.lost = true;
             self.renew_at = None;
         }
@@ -406,21 +516,25 @@ impl Supervisor {
                 if own > now {
                     kill_at = kill_at.min(own);
                 }
-                // A stopped job must not run another instruction.
-                if self.suspended || matches!(loss, Loss::Late(_)) && own <= now {
+                // A stopped job must not run another instruction, and a job
+                // without a guard must not run on.
+                if self.suspended
+                    || matches!(loss, Loss::GuardDied)
+                    || matches!(loss, Loss::Late(_)) && own <= now
+                {
                     kill_at = now;
                 }
                 if let Some(before) = &*ending {
                     kill_at = kill_at.min(before.kill_at);
+                    if before.is_loss() {
+                        return;
+                    }
                 }
                 actions.push(Action::Say(Note::Stopping(loss.clone())));
                 if kill_at > now {
                     actions.push(Action::Terminate);
                 }
-                *ending = Some(Ending {
-                    why: Why::Lost(loss),
-                    kill_at,
-                });
+                *ending = Some(Ending::new(Why::Lost(loss), kill_at));
             }
             Phase::Releasing(_) => {
                 if let Loss::Answered(rows) = loss {
@@ -431,6 +545,22 @@ impl Supervisor {
         }
     }
 
+    /// The first process has ended, and others of its group live on.
+    fn left(&mut self, now: Tick, actions: &mut Vec<Action>) {
+        if !matches!(self.phase, Phase::Running(None)) {
+            return;
+        }
+        match self.plan.leftovers {
+            Leftovers::Wait => self.name_at = Some(now + NAME_LEFTOVERS),
+            Leftovers::Kill => {
+                actions.push(Action::Forward(Sig::Term));
+                let ending = Ending::new(Why::Leftovers, now + self.line.grace());
+                self.phase = Phase::Running(Some(ending));
+            }
+            Leftovers::Leave => self.gone(now, actions),
+        }
+    }
+
     /// No process of the job is left.
     fn gone(&mut self, now: Tick, actions: &mut Vec<Action>) {
         let Phase::Running(ending) = &mut self.phase else {
@@ -438,11 +568,19 @@ impl Supervisor {
         };
         let ended = self.ended.unwrap_or(Ended::Exited(0));
         let outcome = match ending.take().map(|ending| ending.why) {
-            None | Some(Why::Signal) => Outcome::Ended(ended),
+            None | Some(Why::Signal | Why::Leftovers) => Outcome::Ended(ended),
             Some(Why::Timeout) => Outcome::Timeout(ended),
-            Some(Why::Lost(loss)) => Outcome::Lost(loss, ended),
+            Some(Why::Lost(loss)) => Outcome::Lost(loss, self.ended),
         };
         self.release(outcome, now, actions);
+    }
+
+    /// Ends a lost run whose job cannot be killed. The row, if it is still
+    /// ours, is not deleted: it expires by itself.
+    fn abandon(&mut self, now: Tick, actions: &mut Vec<Action>) {
+        self.lost = true;
+        self.ended = None;
+        self.gone(now, actions);
     }
 
     fn release(&mut self, outcome: Outcome, now: Tick, actions: &mut Vec<Action>) {
@@ -507,8 +645,22 @@ impl Supervisor {
 
     fn finish(&mut self, actions: &mut Vec<Action>) {
         if let Phase::Releasing(releasing) = std::mem::replace(&mut self.phase, Phase::Done) {
+            if let Outcome::Ended(Ended::Signaled(number)) = releasing.outcome
+                && self.came_from_the_keyboard(number)
+            {
+                actions.push(Action::SignalGroup(number));
+            }
             actions.push(Action::Finish(releasing.outcome));
         }
+    }
+
+    /// Tells whether the job died of a signal that the keyboard sends to the
+    /// whole foreground, where dblock and its surroundings were not any more.
+    fn came_from_the_keyboard(&self, number: i32) -> bool {
+        self.foreground
+            && [Sig::Int, Sig::Quit]
+                .into_iter()
+                .any(|sig| sig.number() == number && !self.forwarded.contains(&sig))
     }
 
     /// Does what is due by the clock.
@@ -523,26 +675,42 @@ impl Supervisor {
             self.release(Outcome::Unproven(why), now, actions);
         }
         if let Phase::Running(ending) = &self.phase {
-            let known = ending
-                .as_ref()
-                .is_some_and(|ending| matches!(ending.why, Why::Lost(_)));
             let stopping = ending.is_some();
-            if !known && now >= self.line.term_at(self.sent) {
+            if !ending.as_ref().is_some_and(Ending::is_loss) && now >= self.line.term_at(self.sent)
+            {
                 self.lost(Loss::Late(self.last_error.clone()), now, actions);
             } else if !stopping && self.timeout_at.is_some_and(|moment| now >= moment) {
                 actions.push(Action::Terminate);
-                self.phase = Phase::Running(Some(Ending {
-                    why: Why::Timeout,
-                    kill_at: now + self.line.grace(),
-                }));
+                let ending = Ending::new(Why::Timeout, now + self.line.grace());
+                self.phase = Phase::Running(Some(ending));
             }
         }
-        if let Phase::Running(ending) = &mut self.phase {
-            if let Some(ending) = ending
-                && now >= ending.kill_at
-            {
-                actions.push(Action::Kill);
-                ending.kill_at = now + KILL_AGAIN;
+        if let Phase::Running(Some(ending)) = &mut self.phase
+            && now >= ending.kill_at
+        {
+            let since = *ending.since.get_or_insert(now);
+            let pause = if now - since < HOPELESS {
+                KILL_AGAIN.0
+            } else {
+                KILL_AGAIN.1
+            };
+            ending.kill_at = now + pause;
+            actions.push(Action::Kill(match ending.why {
+                Why::Leftovers => Scope::Group,
+                Why::Signal | Why::Timeout | Why::Lost(_) => Scope::Tree,
+            }));
+            if now - since >= UNKILLABLE && !ending.named {
+                ending.named = true;
+                actions.push(Action::Name(Naming::Unkillable));
+            }
+            if now - since >= HOPELESS && ending.is_loss() {
+                self.abandon(now, actions);
+            }
+        }
+        if let Phase::Running(_) = &self.phase {
+            if self.name_at.is_some_and(|moment| now >= moment) {
+                self.name_at = None;
+                actions.push(Action::Name(Naming::Leftovers));
             }
             if self.renew_at.is_some_and(|moment| now >= moment) {
                 self.renew_at = None;

@@ -96,7 +96,7 @@ fn give_back(grant: &Grant, keeper: &Keeper, inbox: &mut Inbox, limit: std::time
     keeper.ask(Call::Release(grant.clone()));
     let limit = clock::now() + limit;
     while clock::now() < limit {
-        let Ok(happened) = inbox.wait(Some(limit)) else {
+        let Ok(happened) = inbox.wait(Some(limit), None) else {
             return;
         };
         let answered = happened.iter().any(|incoming| {

@@ -48,14 +48,14 @@ pub(super) fn obtain(
             console.tell(&format_args!("{}; waiting", HeldBy { key: &key, holders }));
         }
         step = Step::Wait;
-        for incoming in inbox.wait(machine.wake_at())? {
+        for incoming in inbox.wait(machine.wake_at(), None)? {
             let next = match incoming {
-                Incoming::Signal(Sig::Tstp) => {
-                    signals::stop_self();
+                Incoming::Signal(sig @ Sig::Tstp) => {
+                    signals::stop_self(sig.number());
                     Step::Wait
                 }
                 Incoming::Signal(sig) if sig.ends_by_default() => machine.signal(sig, clock::now()),
-                Incoming::Signal(_) => Step::Wait,
+                Incoming::Signal(_) | Incoming::Guard => Step::Wait,
                 Incoming::Answer(answer) => machine.answer(answer.sent, answer.reply, clock::now()),
                 Incoming::Timer => machine.timer(clock::now()),
             };
@@ -77,7 +77,7 @@ pub(super) fn dismiss(keeper: Keeper, inbox: &mut Inbox) {
     drop(keeper);
     let limit = clock::now() + GOODBYE;
     while clock::now() < limit {
-        let Ok(happened) = inbox.wait(Some(limit)) else {
+        let Ok(happened) = inbox.wait(Some(limit), None) else {
             return;
         };
         let gone = happened.iter().any(|incoming| {

@@ -2,36 +2,42 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::{Context, Error};
+use nix::unistd::Pid;
 
 use super::obtain::{dismiss, obtain, patience};
 use crate::acquisition::{Refusal, Wanted, Won};
-use crate::child::{Change, Job, JobSpec};
-use crate::cli::RunArgs;
+use crate::child::JobSpec;
+use crate::cli::{LeftoversArg, RunArgs};
 use crate::clock::{self, Tick};
 use crate::config;
 use crate::exit::{Exit, Status};
+use crate::guard::{Guard, Report};
 use crate::inbox::{Inbox, Incoming};
 use crate::keeper::{Call, Keeper};
 use crate::lease::Timeline;
-use crate::lock::{Grant, Kind, Owner, Ttl};
+use crate::lock::{Kind, Owner};
 use crate::output::{self, Console, HeldBy, RunReport, StatusRow, millis};
-use crate::signals::{self, Relay, Sig};
+use crate::signals::{self, Inherited, Relay, Sig};
 use crate::store::Limits;
-use crate::supervise::{Action, Ended, Event, Note, Outcome, Supervisor};
+use crate::supervise::{Action, Ended, Event, Leftovers, Naming, Note, Outcome, Plan, Supervisor};
+use crate::terminal::Terminal;
 
-/// Pause between looks at a group whose first process has ended: not each end
-/// of the others raises SIGCHLD here.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Pause between looks at the processes of a job whose guard has died.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
     let console = super::console(&args.store);
     let line = Timeline::new(args.lock.ttl, args.kill_after)?;
-    // Before any thread, connection or child: from here on no signal is lost.
-    let relay = Relay::install().context("cannot install signal handlers")?;
     let settings = config::settings(&args.store)?;
+    // Before there is a second thread or a handler.
+    let guard = Guard::fork(|inherited| job_spec(args, inherited))
+        .context("cannot start the guard process")?;
+    // Before any thread, connection or job: from here on no signal is lost.
+    let relay = Relay::install().context("cannot install signal handlers")?;
     let mut inbox = Inbox::new(relay).context("cannot wait for events")?;
     let store = settings.endpoint.open(Limits {
         connect: settings.connect_timeout,
@@ -62,16 +68,49 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
                 granted_at: clock::now(),
                 acquired_at: output::time_of_day(),
                 renewals: 0,
-                job: None,
+                guard,
+                terminal: Terminal::open(),
+                naming: None,
             };
-            let outcome = hands.supervise(line, &mut inbox, &keeper)?;
+            let plan = Plan {
+                line,
+                timeout: args.timeout,
+                leftovers: match args.leftovers {
+                    LeftoversArg::Wait => Leftovers::Wait,
+                    LeftoversArg::Kill => Leftovers::Kill,
+                    LeftoversArg::Leave => Leftovers::Leave,
+                },
+            };
+            let outcome = hands.supervise(plan, &mut inbox, &keeper)?;
             dismiss(keeper, &mut inbox);
-            Ok(hands.conclude(&outcome, waited))
+            let exit = hands.conclude(&outcome, waited);
+            hands.guard.dismiss();
+            Ok(exit)
         }
         Err(refusal) => {
             dismiss(keeper, &mut inbox);
+            guard.dismiss();
             refused(args, console, refusal, clock::now() - started)
         }
+    }
+}
+
+fn job_spec(args: &RunArgs, inherited: Inherited) -> JobSpec {
+    let (command, arguments) = match args.command.split_first() {
+        Some((command, arguments)) => (command.clone(), arguments.to_vec()),
+        None => Default::default(),
+    };
+    JobSpec {
+        command,
+        arguments,
+        remove: if args.pass_credentials {
+            Vec::new()
+        } else {
+            config::CREDENTIALS.to_vec()
+        },
+        path: config::search_path(),
+        inherited,
+        heir_of: nix::unistd::getpgrp(),
     }
 }
 
@@ -83,140 +122,170 @@ struct Hands<'a> {
     granted_at: Tick,
     acquired_at: String,
     renewals: u64,
-    job: Option<Job>,
+    guard: Guard,
+    terminal: Option<Terminal>,
+    naming: Option<Naming>,
 }
 
 impl Hands<'_> {
-    fn supervise(
-        &mut self,
-        line: Timeline,
-        inbox: &mut Inbox,
-        keeper: &Keeper,
-    ) -> io::Result<Outcome> {
-        let (mut machine, first) =
-            Supervisor::begin(line, self.args.timeout, self.won.sent, clock::now());
+    fn supervise(&mut self, plan: Plan, inbox: &mut Inbox, keeper: &Keeper) -> io::Result<Outcome> {
+        let (mut machine, first) = Supervisor::begin(plan, self.won.sent, clock::now());
         let mut actions = VecDeque::from(first);
         loop {
             while let Some(action) = actions.pop_front() {
-                match self.carry_out(action, inbox, keeper) {
+                match self.carry_out(action, keeper) {
                     Done::Nothing => {}
                     Done::Event(event) => actions.extend(machine.step(event, clock::now())),
                     Done::Finished(outcome) => return Ok(outcome),
                 }
             }
             let mut until = machine.wake_at();
-            if self.job.as_ref().is_some_and(Job::has_leftovers) {
+            let mut socket = Some(self.guard.as_fd());
+            if self.guard.must_look() {
                 let soon = clock::now() + LOOK_AGAIN;
                 until = Some(until.map_or(soon, |moment| moment.min(soon)));
+                socket = None;
             }
-            for event in self.events(inbox.wait(until)?)? {
+            for event in self.events(inbox.wait(until, socket)?) {
                 actions.extend(machine.step(event, clock::now()));
             }
         }
     }
 
     /// Makes the machine's events of what has come in.
-    fn events(&mut self, incoming: Vec<Incoming>) -> io::Result<Vec<Event>> {
+    fn events(&mut self, incoming: Vec<Incoming>) -> Vec<Event> {
         let mut events = Vec::new();
         for thing in incoming {
             match thing {
-                Incoming::Signal(Sig::Child) => events.extend(self.job_changes()?),
+                Incoming::Signal(Sig::Child) | Incoming::Guard => {
+                    events.extend(self.guard_events());
+                }
                 Incoming::Signal(sig) => events.push(Event::Signal(sig)),
                 Incoming::Answer(answer) => events.push(Event::Answer(answer.sent, answer.reply)),
                 Incoming::Timer => {
-                    if self.job.as_ref().is_some_and(Job::has_leftovers) {
-                        events.extend(self.job_changes()?);
+                    if self.guard.must_look() {
+                        events.extend(self.guard_events());
                     }
                     events.push(Event::Timer);
                 }
             }
         }
-        Ok(events)
+        events
     }
 
-    fn job_changes(&mut self) -> io::Result<Vec<Event>> {
-        let Some(job) = &mut self.job else {
-            return Ok(Vec::new());
-        };
-        let changes = job.changes()?.into_iter();
-        Ok(changes
-            .map(|change| match change {
-                Change::Stopped => Event::JobStopped,
-                Change::Ended(ended) => Event::JobEnded(ended),
-                Change::Gone => Event::JobGone,
-            })
-            .collect())
-    }
-
-    fn carry_out(&mut self, action: Action, inbox: &Inbox, keeper: &Keeper) -> Done {
-        match (action, &self.job) {
-            (Action::Start, _) => match Job::start(&self.job_spec(inbox)) {
-                Ok(job) => {
-                    self.job = Some(job);
-                    return Done::Event(Event::Started);
+    fn guard_events(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        for report in self.guard.reports() {
+            match report {
+                Report::Started(leader) => events.push(Event::Started {
+                    foreground: self.has_foreground(leader),
+                }),
+                Report::NotStarted(fault) => {
+                    self.take_terminal_back();
+                    events.push(Event::NotStarted(fault));
                 }
-                Err(fault) => return Done::Event(Event::NotStarted(fault)),
-            },
-            (Action::Renew, _) => {
+                Report::Stopped(number) => {
+                    self.take_terminal_back();
+                    events.push(Event::JobStopped(number));
+                }
+                Report::Ended(ended) => events.push(Event::JobEnded(ended)),
+                Report::Left => events.push(Event::JobLeft),
+                Report::Expired => events.push(Event::GuardExpired),
+                Report::Survivors(pids) => {
+                    if let Some(why) = self.naming.take() {
+                        self.console.survivors(&self.won.grant.key, why, &pids);
+                    }
+                }
+                Report::Gone => {
+                    self.take_terminal_back();
+                    events.push(Event::JobGone);
+                }
+                Report::Dead => events.push(Event::GuardDied),
+            }
+        }
+        events
+    }
+
+    fn has_foreground(&self, leader: i32) -> bool {
+        let terminal = self.terminal.as_ref();
+        terminal.is_some_and(|tty| tty.is_in_foreground(Pid::from_raw(leader)))
+    }
+
+    fn take_terminal_back(&self) {
+        if let Some(terminal) = &self.terminal {
+            terminal.take_back(self.guard.leader());
+        }
+    }
+
+    /// Gives the job the terminal if a shell has put dblock into its
+    /// foreground.
+    fn hand_terminal_over(&self) {
+        if let (Some(terminal), Some(leader)) = (&self.terminal, self.guard.leader()) {
+            terminal.hand_over(leader);
+        }
+    }
+
+    fn carry_out(&mut self, action: Action, keeper: &Keeper) -> Done {
+        match action {
+            Action::Start(deadline) => self.guard.start(self.variables(), deadline),
+            Action::Extend(deadline) => self.guard.extend(deadline),
+            Action::Renew => {
                 keeper.ask(Call::Renew(self.won.grant.clone(), self.args.lock.ttl));
             }
-            (Action::Release, _) => {
+            Action::Release => {
                 let former: Vec<Owner> = std::mem::take(&mut self.won.former);
                 if !former.is_empty() {
                     keeper.ask(Call::Forget(self.won.grant.key.clone(), former));
                 }
                 keeper.ask(Call::Release(self.won.grant.clone()));
             }
-            (Action::Forward(sig), Some(job)) => job.forward(sig),
-            (Action::Terminate, Some(job)) => job.terminate(),
-            (Action::Kill, Some(job)) => job.kill(),
-            (Action::Resume, Some(job)) => job.resume(),
-            (Action::StopSelf, _) => {
-                signals::stop_self();
+            Action::Forward(sig) => {
+                if sig == Sig::Cont {
+                    self.hand_terminal_over();
+                }
+                self.guard.forward(sig);
+            }
+            Action::Terminate => self.guard.terminate(),
+            Action::Kill(scope) => self.guard.kill(scope),
+            Action::Name(why) => {
+                self.naming = Some(why);
+                self.guard.name_survivors();
+            }
+            Action::Resume => {
+                self.hand_terminal_over();
+                self.guard.forward(Sig::Cont);
+            }
+            Action::StopSelf(number) => {
+                signals::stop_self(number);
                 return Done::Event(Event::Signal(Sig::Cont));
             }
-            (Action::Say(note), _) => {
+            Action::StopGroup(number) => {
+                signals::stop_group(number);
+                return Done::Event(Event::Signal(Sig::Cont));
+            }
+            Action::SignalGroup(number) => signals::send_to_group(number),
+            Action::Say(note) => {
                 if let Note::Renewed(_) = note {
                     self.renewals += 1;
                 }
                 self.console.note(&self.won.grant.key, &note);
             }
-            (Action::Finish(outcome), _) => return Done::Finished(outcome),
-            (Action::Forward(_) | Action::Terminate | Action::Kill | Action::Resume, None) => {}
+            Action::Finish(outcome) => return Done::Finished(outcome),
         }
         Done::Nothing
     }
 
-    fn job_spec(&self, inbox: &Inbox) -> JobSpec {
-        let Grant {
-            key,
-            slot,
-            owner,
-            token,
-        } = &self.won.grant;
-        let (command, arguments) = match self.args.command.split_first() {
-            Some((command, arguments)) => (command.clone(), arguments.to_vec()),
-            None => Default::default(),
-        };
-        let ttl: Ttl = self.args.lock.ttl;
-        JobSpec {
-            command,
-            arguments,
-            set: vec![
-                ("DBLOCK_KEY", key.to_string()),
-                ("DBLOCK_SLOT", slot.to_string()),
-                ("DBLOCK_OWNER", owner.to_string()),
-                ("DBLOCK_TOKEN", token.to_string()),
-                ("DBLOCK_TTL_MS", ttl.as_millis().to_string()),
-            ],
-            remove: if self.args.pass_credentials {
-                Vec::new()
-            } else {
-                config::CREDENTIALS.to_vec()
-            },
-            path: config::search_path(),
-            inherited: inbox.inherited(),
-        }
+    fn variables(&self) -> Vec<(String, String)> {
+        let grant = &self.won.grant;
+        [
+            ("DBLOCK_KEY", grant.key.to_string()),
+            ("DBLOCK_SLOT", grant.slot.to_string()),
+            ("DBLOCK_OWNER", grant.owner.to_string()),
+            ("DBLOCK_TOKEN", grant.token.to_string()),
+            ("DBLOCK_TTL_MS", self.args.lock.ttl.as_millis().to_string()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .to_vec()
     }
 
     /// Says how it ended, writes the report, and returns the status.
@@ -225,10 +294,16 @@ impl Hands<'_> {
         let (word, reason) = match outcome {
             Outcome::Ended(Ended::Exited(_)) => ("exited", None),
             Outcome::Ended(Ended::Signaled(_)) => ("signaled", None),
-            Outcome::Lost(loss, ended) => (
+            Outcome::Lost(loss, Some(ended)) => (
                 "lost",
                 Some(format!(
                     "\"{key}\" was lost: {loss}; the job was stopped: {ended}"
+                )),
+            ),
+            Outcome::Lost(loss, None) => (
+                "lost",
+                Some(format!(
+                    "\"{key}\" was lost: {loss}; the job could not be killed whole"
                 )),
             ),
             Outcome::Timeout(ended) => (

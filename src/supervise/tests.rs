@@ -14,12 +14,31 @@ fn at(millis: u64) -> Tick {
     Tick::from_boot(Duration::from_millis(1_000_000 + millis))
 }
 
-fn running() -> Supervisor {
-    let (mut machine, first) = Supervisor::begin(line(), None, at(0), at(10));
-    assert_eq!(first, [Action::Start]);
-    assert_eq!(machine.step(Event::Started, at(20)), []);
+fn plan(timeout: Option<Duration>, leftovers: Leftovers) -> Plan {
+    Plan {
+        line: line(),
+        timeout,
+        leftovers,
+    }
+}
+
+fn begin(timeout: Option<Duration>, now: u64) -> (Supervisor, Vec<Action>) {
+    Supervisor::begin(plan(timeout, Leftovers::Wait), at(0), at(now))
+}
+
+/// A job under way whose deadline is 11.4 s.
+fn running_with(leftovers: Leftovers, foreground: bool) -> Supervisor {
+    let (mut machine, first) = Supervisor::begin(plan(None, leftovers), at(0), at(10));
+    assert_eq!(first, [Action::Start(at(11_400))]);
+    assert_eq!(machine.step(Event::Started { foreground }, at(20)), []);
     machine
 }
+
+fn running() -> Supervisor {
+    running_with(Leftovers::Wait, false)
+}
+
+const TREE: Action = Action::Kill(Scope::Tree);
 
 fn unavailable() -> StoreError {
     StoreError::Unavailable("cut".into())
@@ -41,11 +60,11 @@ fn released(answer: Result<Released, StoreError>) -> Event {
     Event::Answer(at(0), Reply::Released(answer))
 }
 
-/// Without what is only said.
+/// Without what is only said, and without later deadlines for the guard.
 fn deeds(actions: Vec<Action>) -> Vec<Action> {
     actions
         .into_iter()
-        .filter(|action| !matches!(action, Action::Say(_)))
+        .filter(|action| !matches!(action, Action::Say(_) | Action::Extend(_)))
         .collect()
 }
 
@@ -70,14 +89,14 @@ fn an_ordinary_run() {
 
 #[test]
 fn no_job_on_half_a_lease() {
-    let (mut machine, first) = Supervisor::begin(line(), None, at(0), at(6000));
+    let (mut machine, first) = begin(None, 6000);
     assert_eq!(first, [Action::Renew]);
     assert_eq!(
         deeds(machine.step(extended(6000), at(6001))),
-        [Action::Start]
+        [Action::Start(at(17_400))]
     );
 
-    let (mut machine, _) = Supervisor::begin(line(), None, at(0), at(6000));
+    let (mut machine, _) = begin(None, 6000);
     assert_eq!(
         deeds(machine.step(extended(6000), at(12_001))),
         [Action::Release]
@@ -85,7 +104,7 @@ fn no_job_on_half_a_lease() {
     let end = machine.step(released(Ok(Released::Released)), at(12_002));
     assert!(matches!(&end[..], [Action::Finish(Outcome::Unproven(_))]));
 
-    let (mut machine, _) = Supervisor::begin(line(), None, at(0), at(6000));
+    let (mut machine, _) = begin(None, 6000);
     assert_eq!(
         machine.step(Event::Signal(Sig::Int), at(6001)),
         [Action::Release]
@@ -137,15 +156,18 @@ fn a_silent_store_does_not_delay_the_end() {
         [Action::Terminate]
     );
     assert_eq!(machine.wake_at(), Some(at(11_400)));
-    assert_eq!(machine.step(Event::Timer, at(11_400)), [Action::Kill]);
-    assert_eq!(machine.step(Event::Timer, at(11_450)), [Action::Kill]);
+    assert_eq!(machine.step(Event::Timer, at(11_400)), [TREE]);
+    assert_eq!(machine.step(Event::Timer, at(11_450)), [TREE]);
     let killed = Ended::Signaled(9);
     assert_eq!(machine.step(Event::JobEnded(killed), at(11_460)), []);
     assert_eq!(machine.step(Event::JobGone, at(11_460)), [Action::Release]);
     let end = machine.step(released(Err(StoreError::Denied("no".into()))), at(11_500));
     assert_eq!(
         end,
-        [Action::Finish(Outcome::Lost(Loss::Late(None), killed))]
+        [Action::Finish(Outcome::Lost(
+            Loss::Late(None),
+            Some(killed)
+        ))]
     );
 }
 
@@ -166,7 +188,7 @@ fn not_yours_is_final_at_once() {
         machine.step(Event::JobGone, at(4100)),
         [Action::Finish(Outcome::Lost(
             Loss::Answered(Vec::new()),
-            Ended::Exited(0)
+            Some(Ended::Exited(0))
         ))],
         "nothing of the successor is touched"
     );
@@ -232,7 +254,7 @@ fn a_second_stop_signal_shortens_the_grace_and_never_restarts_it() {
     let actions = machine.step(Event::Signal(Sig::Term), at(2000));
     assert_eq!(actions, [Action::Forward(Sig::Term)]);
     assert_eq!(machine.wake_at(), Some(at(3000)));
-    assert_eq!(machine.step(Event::Timer, at(3000)), [Action::Kill]);
+    assert_eq!(machine.step(Event::Timer, at(3000)), [TREE]);
     assert_eq!(
         machine.step(Event::JobEnded(Ended::Signaled(9)), at(3001)),
         []
@@ -262,8 +284,11 @@ fn other_signals_are_passed_on_and_end_nothing() {
 #[test]
 fn a_job_that_takes_too_long() {
     let limit = Some(Duration::from_secs(1));
-    let (mut machine, _) = Supervisor::begin(line(), limit, at(0), at(10));
-    assert_eq!(machine.step(Event::Started, at(20)), []);
+    let (mut machine, _) = begin(limit, 10);
+    assert_eq!(
+        machine.step(Event::Started { foreground: false }, at(20)),
+        []
+    );
     assert_eq!(machine.wake_at(), Some(at(1020)));
     assert_eq!(machine.step(Event::Timer, at(1020)), [Action::Terminate]);
     assert_eq!(
@@ -279,8 +304,8 @@ fn a_job_that_takes_too_long() {
 fn a_suspended_job_goes_on_only_under_a_proven_lease() {
     let mut machine = running();
     assert_eq!(
-        machine.step(Event::JobStopped, at(1000)),
-        [Action::StopSelf]
+        machine.step(Event::JobStopped(20), at(1000)),
+        [Action::StopGroup(20)]
     );
     let actions = machine.step(Event::Signal(Sig::Cont), at(3000));
     assert_eq!(actions, [Action::Renew]);
@@ -291,33 +316,189 @@ fn a_suspended_job_goes_on_only_under_a_proven_lease() {
 
     let mut machine = running();
     assert_eq!(
-        machine.step(Event::JobStopped, at(1000)),
-        [Action::StopSelf]
+        machine.step(Event::JobStopped(20), at(1000)),
+        [Action::StopGroup(20)]
     );
     let actions = machine.step(Event::Signal(Sig::Cont), at(3000));
     assert_eq!(actions, [Action::Renew]);
-    assert_eq!(deeds(machine.step(lost(3000), at(3001))), [Action::Kill]);
+    assert_eq!(deeds(machine.step(lost(3000), at(3001))), [TREE]);
 
     // Longer than the lease: killed without another instruction.
     let mut machine = running();
     assert_eq!(
-        machine.step(Event::JobStopped, at(1000)),
-        [Action::StopSelf]
+        machine.step(Event::JobStopped(20), at(1000)),
+        [Action::StopGroup(20)]
     );
     let actions = deeds(machine.step(Event::Signal(Sig::Cont), at(60_000)));
-    assert_eq!(actions, [Action::Renew, Action::Kill]);
+    assert_eq!(actions, [Action::Renew, TREE]);
+}
+
+#[test]
+fn the_guard_is_told_of_each_renewal() {
+    let mut machine = running();
+    assert_eq!(machine.step(Event::Timer, at(4000)), [Action::Renew]);
+    let actions = machine.step(extended(4000), at(4500));
+    assert!(actions.contains(&Action::Extend(at(15_400))), "{actions:?}");
+}
+
+#[test]
+fn a_guard_that_acted_first_means_that_the_lease_was_lost() {
+    // dblock was stopped for a minute, and finds out all at once.
+    let mut machine = running();
+    let killed = Ended::Signaled(9);
+    let actions = deeds(machine.step(Event::GuardExpired, at(60_000)));
+    assert!(actions.contains(&TREE), "{actions:?}");
+    assert_eq!(deeds(machine.step(Event::JobEnded(killed), at(60_000))), []);
+    let actions = deeds(machine.step(Event::JobGone, at(60_000)));
+    assert_eq!(
+        actions,
+        [Action::Release],
+        "its own row, if it is still there"
+    );
+    let end = machine.step(released(Ok(Released::NotHeld)), at(60_001));
+    let outcome = Outcome::Lost(Loss::Late(None), Some(killed));
+    assert_eq!(end, [Action::Finish(outcome)]);
+}
+
+#[test]
+fn a_job_that_ended_while_dblock_was_stopped_keeps_its_status() {
+    let mut machine = running();
+    let ended = Ended::Exited(0);
+    assert_eq!(
+        deeds(machine.step(Event::JobGone, at(5_000))),
+        [Action::Release]
+    );
+    assert_eq!(machine.step(Event::JobEnded(ended), at(5_000)), []);
+    let end = machine.step(released(Ok(Released::Released)), at(5_001));
+    assert_eq!(end, [Action::Finish(Outcome::Ended(ended))]);
+}
+
+#[test]
+fn a_dead_guard_ends_the_job_and_frees_the_lock() {
+    let mut machine = running();
+    assert_eq!(deeds(machine.step(Event::GuardDied, at(100))), [TREE]);
+    let killed = Ended::Signaled(9);
+    assert_eq!(machine.step(Event::JobEnded(killed), at(110)), []);
+    assert_eq!(machine.step(Event::JobGone, at(110)), [Action::Release]);
+    let end = machine.step(released(Ok(Released::Released)), at(111));
+    let outcome = Outcome::Lost(Loss::GuardDied, Some(killed));
+    assert_eq!(end, [Action::Finish(outcome)]);
+}
+
+#[test]
+fn what_the_job_leaves_behind() {
+    let ended = Event::JobEnded(Ended::Exited(3));
+    let mut machine = running_with(Leftovers::Wait, false);
+    assert_eq!(machine.step(ended, at(100)), []);
+    assert_eq!(machine.step(Event::JobLeft, at(100)), []);
+    assert_eq!(machine.step(Event::Timer, at(4000)), [Action::Renew]);
+    assert_eq!(deeds(machine.step(extended(4000), at(4001))), []);
+    assert_eq!(machine.wake_at(), Some(at(5100)));
+    let actions = machine.step(Event::Timer, at(5100));
+    assert_eq!(actions, [Action::Name(Naming::Leftovers)]);
+    assert_eq!(machine.step(Event::JobGone, at(6000)), [Action::Release]);
+
+    let mut machine = running_with(Leftovers::Kill, false);
+    assert_eq!(machine.step(Event::JobEnded(Ended::Exited(3)), at(100)), []);
+    let actions = machine.step(Event::JobLeft, at(100));
+    assert_eq!(actions, [Action::Forward(Sig::Term)]);
+    assert_eq!(machine.wake_at(), Some(at(3100)));
+    let actions = machine.step(Event::Timer, at(3100));
+    assert_eq!(actions, [Action::Kill(Scope::Group)]);
+    assert_eq!(machine.step(Event::JobGone, at(3110)), [Action::Release]);
+    let end = machine.step(released(Ok(Released::Released)), at(3111));
+    assert_eq!(end, [Action::Finish(Outcome::Ended(Ended::Exited(3)))]);
+
+    let mut machine = running_with(Leftovers::Leave, false);
+    assert_eq!(machine.step(Event::JobEnded(Ended::Exited(3)), at(100)), []);
+    assert_eq!(machine.step(Event::JobLeft, at(100)), [Action::Release]);
+    assert_eq!(
+        machine.step(Event::JobGone, at(200)),
+        [],
+        "it does not matter any more"
+    );
+}
+
+#[test]
+fn the_keyboard_reaches_what_surrounds_dblock() {
+    let interrupted = Ended::Signaled(Sig::Int.number());
+    for (foreground, passed_on, expected) in [
+        (true, false, true),
+        (true, true, false),
+        (false, false, false),
+    ] {
+        let mut machine = running_with(Leftovers::Wait, foreground);
+        if passed_on {
+            let actions = machine.step(Event::Signal(Sig::Int), at(50));
+            assert_eq!(actions, [Action::Forward(Sig::Int)]);
+        }
+        assert_eq!(machine.step(Event::JobEnded(interrupted), at(100)), []);
+        assert_eq!(machine.step(Event::JobGone, at(100)), [Action::Release]);
+        let end = machine.step(released(Ok(Released::Released)), at(101));
+        let tells = end.contains(&Action::SignalGroup(Sig::Int.number()));
+        assert_eq!(tells, expected, "{end:?}");
+        assert_eq!(
+            end.last(),
+            Some(&Action::Finish(Outcome::Ended(interrupted)))
+        );
+    }
+    // A stop that somebody sent to dblock alone stops dblock alone.
+    let mut machine = running_with(Leftovers::Wait, true);
+    let actions = machine.step(Event::Signal(Sig::Tstp), at(50));
+    assert_eq!(actions, [Action::Forward(Sig::Tstp)]);
+    let actions = machine.step(Event::JobStopped(20), at(51));
+    assert_eq!(actions, [Action::StopSelf(20)]);
+}
+
+#[test]
+fn who_cannot_be_killed_is_named_and_keeps_the_lock() {
+    // After a stop signal: as long as it takes.
+    let mut machine = running();
+    let actions = machine.step(Event::Signal(Sig::Term), at(1000));
+    assert_eq!(actions, [Action::Forward(Sig::Term)]);
+    let mut named = 0;
+    let mut sent = 0;
+    for now in (4000..60_000).step_by(50) {
+        for action in machine.step(Event::Timer, at(now)) {
+            named += usize::from(action == Action::Name(Naming::Unkillable));
+            assert!(!matches!(action, Action::Release | Action::Finish(_)));
+            if action == Action::Renew {
+                sent = now;
+            }
+        }
+        if sent == now {
+            assert_eq!(deeds(machine.step(extended(now), at(now))), []);
+        }
+    }
+    assert_eq!(named, 1);
+
+    // After a loss there is no lock to keep: it ends, and deletes no row.
+    let mut machine = running();
+    assert_eq!(machine.step(Event::Timer, at(4000)), [Action::Renew]);
+    let mut now = 8400;
+    let end = loop {
+        let actions = machine.step(Event::Timer, at(now));
+        assert!(!actions.contains(&Action::Release));
+        if actions.iter().any(|a| matches!(a, Action::Finish(_))) {
+            break actions;
+        }
+        now += 50;
+        assert!(now < 20_000, "it does not end");
+    };
+    let outcome = Outcome::Lost(Loss::Late(None), None);
+    assert_eq!(end.last(), Some(&Action::Finish(outcome)));
 }
 
 fn events() -> impl Strategy<Value = Vec<(u8, u64)>> {
-    proptest::collection::vec((0u8..14, 0u64..3000), 0..60)
+    proptest::collection::vec((0u8..18, 0u64..3000), 0..60)
 }
 
 proptest! {
     #[test]
     fn whatever_happens_in_whatever_order(script in events(), timeout in proptest::option::of(0u64..20_000)) {
         let timeout = timeout.map(Duration::from_millis);
-        let (mut machine, first) = Supervisor::begin(line(), timeout, at(0), at(0));
-        prop_assert_eq!(first, [Action::Start]);
+        let (mut machine, first) = begin(timeout, 0);
+        prop_assert_eq!(first, [Action::Start(at(11_400))]);
         let mut now = 0;
         let (mut ended, mut gone, mut finished, mut killed) = (false, false, false, false);
         let mut last_grant = 0;
@@ -339,27 +520,39 @@ proptest! {
                 6 => released(Ok(Released::Released)),
                 7 => released(Ok(Released::NotHeld)),
                 8 => released(Err(unavailable())),
-                9 => Event::JobStopped,
+                9 => Event::JobStopped(20),
                 10 if !ended => { ended = true; Event::JobEnded(Ended::Exited(1)) }
                 11 if ended && !gone => { gone = true; Event::JobGone }
                 12 => Event::Answer(at(now), Reply::Gone),
+                13 => Event::GuardExpired,
+                14 => Event::GuardDied,
+                15 if ended => Event::JobLeft,
                 _ => Event::Timer,
             };
             for action in machine.step(event, at(now)) {
                 prop_assert!(!finished, "{:?} after the end", action);
                 match action {
                     Action::Release => prop_assert!(gone),
-                    Action::Forward(_) | Action::Terminate | Action::Kill | Action::Resume => {
+                    Action::Forward(_)
+                    | Action::Terminate
+                    | Action::Kill(_)
+                    | Action::Resume
+                    | Action::Extend(_) => {
                         prop_assert!(!gone, "{:?} after the job is gone", action);
-                        killed |= action == Action::Kill;
+                        killed |= matches!(action, Action::Kill(_));
                     }
-                    Action::Finish(_) => { prop_assert!(gone); finished = true; }
-                    Action::Start => prop_assert!(false, "a second start"),
+                    Action::Finish(outcome) => {
+                        // Only a job that cannot be killed is left behind.
+                        let left = matches!(outcome, Outcome::Lost(_, None)) && killed;
+                        prop_assert!(gone || left, "{:?}", outcome);
+                        finished = true;
+                    }
+                    Action::Start(_) => prop_assert!(false, "a second start"),
                     _ => {}
                 }
             }
             // By S + ttl - margin the job is gone or was killed.
-            if at(now) >= line().kill_at(at(last_grant)) && !gone {
+            if at(now) >= line().kill_at(at(last_grant)) && !gone && !finished {
                 prop_assert!(killed);
             }
         }
