@@ -8,11 +8,13 @@
 
 use std::fmt::{self, Display};
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use comfy_table::{Table, TableStyle};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
 use crate::lock::{Holder, Key, Kind, Owner, State, Token, serialize_millis, to_millis};
@@ -31,9 +33,17 @@ pub struct Console {
 impl Console {
     /// Tells what matters: an error, a warning, an end.
     pub fn say(self, line: &dyn Display) {
-        // A closed or full stderr changes nothing about what is done.
-        let text = format!("dblock: {}\n", line.to_string().replace('\n', " "));
-        io::stderr().write_all(text.as_bytes()).ok();
+        let mut text = format!("dblock: {line}").replace('\n', " ");
+        let mut end = text.len().min(LINE_MAX);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
+        text.push('\n');
+        // A closed or broken stderr changes nothing about what is done.
+        if takes_a_line() {
+            io::stderr().write_all(text.as_bytes()).ok();
+        }
     }
 
     /// Tells that a key is busy, unless that is not wanted.
@@ -99,6 +109,20 @@ impl Console {
             )),
         }
     }
+}
+
+/// Longest line, in bytes with its end. A pipe that poll(2) calls writable
+/// takes so many at once (pipe(7), PIPE_BUF), whole and without blocking.
+const LINE_MAX: usize = 4000;
+/// How long a line may wait for a reader that is slow. A reader that is gone
+/// for longer misses it: nobody's log may hold up a renewal.
+const SLOW_READER: u8 = 50;
+
+fn takes_a_line() -> bool {
+    let stderr = io::stderr();
+    let mut fds = [PollFd::new(stderr.as_fd(), PollFlags::POLLOUT)];
+    // What poll(2) cannot tell of, such as a closed descriptor, does not block.
+    !matches!(poll(&mut fds, PollTimeout::from(SLOW_READER)), Ok(0))
 }
 
 /// Writes to standard output what was asked for.
