@@ -615,7 +615,7 @@ _dblock() {
             return 0
             ;;
         dblock__subcmd__status)
-            opts="-m -q -v -h --key --json --watch --url --local --config --connect-timeout --quiet --verbose --help"
+            opts="-k -q -v -h --key --json --watch --url --local --config --connect-timeout --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -625,7 +625,7 @@ _dblock() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                -m)
+                -k)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

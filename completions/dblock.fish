@@ -52,7 +52,7 @@ complete -c dblock -n "__fish_dblock_using_subcommand run" -l config -d 'Read th
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l connect-timeout -d 'Time for a connection, with all its phases, while no lease is held; default: 5s' -r
 complete -c dblock -n "__fish_dblock_using_subcommand run" -s n -l no-wait -d 'Give up at once if the key is busy (this is the default)'
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l pass-credentials -d 'Leave the variables with dblock\'s credentials in the job\'s environment'
-complete -c dblock -n "__fish_dblock_using_subcommand run" -l local -d 'Use a file on this host; it excludes on this host only'
+complete -c dblock -n "__fish_dblock_using_subcommand run" -l local -d 'Use a file of this user; it excludes this user\'s processes on this host only'
 complete -c dblock -n "__fish_dblock_using_subcommand run" -s q -l quiet -d 'Say nothing about a busy key'
 complete -c dblock -n "__fish_dblock_using_subcommand run" -s v -l verbose -d 'Tell what happens'
 complete -c dblock -n "__fish_dblock_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
@@ -66,7 +66,7 @@ complete -c dblock -n "__fish_dblock_using_subcommand acquire" -l config -d 'Rea
 complete -c dblock -n "__fish_dblock_using_subcommand acquire" -l connect-timeout -d 'Time for a connection, with all its phases, while no lease is held; default: 5s' -r
 complete -c dblock -n "__fish_dblock_using_subcommand acquire" -s n -l no-wait -d 'Give up at once if the key is busy (this is the default)'
 complete -c dblock -n "__fish_dblock_using_subcommand acquire" -l json -d 'Print a JSON object instead of the owner id'
-complete -c dblock -n "__fish_dblock_using_subcommand acquire" -l local -d 'Use a file on this host; it excludes on this host only'
+complete -c dblock -n "__fish_dblock_using_subcommand acquire" -l local -d 'Use a file of this user; it excludes this user\'s processes on this host only'
 complete -c dblock -n "__fish_dblock_using_subcommand acquire" -s q -l quiet -d 'Say nothing about a busy key'
 complete -c dblock -n "__fish_dblock_using_subcommand acquire" -s v -l verbose -d 'Tell what happens'
 complete -c dblock -n "__fish_dblock_using_subcommand acquire" -s h -l help -d 'Print help (see more with \'--help\')'
@@ -76,7 +76,7 @@ complete -c dblock -n "__fish_dblock_using_subcommand renew" -s t -l ttl -d 'New
 complete -c dblock -n "__fish_dblock_using_subcommand renew" -l url -d 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH' -r
 complete -c dblock -n "__fish_dblock_using_subcommand renew" -l config -d 'Read this configuration file instead of the usual ones' -r -F
 complete -c dblock -n "__fish_dblock_using_subcommand renew" -l connect-timeout -d 'Time for a connection, with all its phases, while no lease is held; default: 5s' -r
-complete -c dblock -n "__fish_dblock_using_subcommand renew" -l local -d 'Use a file on this host; it excludes on this host only'
+complete -c dblock -n "__fish_dblock_using_subcommand renew" -l local -d 'Use a file of this user; it excludes this user\'s processes on this host only'
 complete -c dblock -n "__fish_dblock_using_subcommand renew" -s q -l quiet -d 'Say nothing about a busy key'
 complete -c dblock -n "__fish_dblock_using_subcommand renew" -s v -l verbose -d 'Tell what happens'
 complete -c dblock -n "__fish_dblock_using_subcommand renew" -s h -l help -d 'Print help (see more with \'--help\')'
@@ -85,7 +85,7 @@ complete -c dblock -n "__fish_dblock_using_subcommand release" -s o -l owner -d 
 complete -c dblock -n "__fish_dblock_using_subcommand release" -l url -d 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH' -r
 complete -c dblock -n "__fish_dblock_using_subcommand release" -l config -d 'Read this configuration file instead of the usual ones' -r -F
 complete -c dblock -n "__fish_dblock_using_subcommand release" -l connect-timeout -d 'Time for a connection, with all its phases, while no lease is held; default: 5s' -r
-complete -c dblock -n "__fish_dblock_using_subcommand release" -l local -d 'Use a file on this host; it excludes on this host only'
+complete -c dblock -n "__fish_dblock_using_subcommand release" -l local -d 'Use a file of this user; it excludes this user\'s processes on this host only'
 complete -c dblock -n "__fish_dblock_using_subcommand release" -s q -l quiet -d 'Say nothing about a busy key'
 complete -c dblock -n "__fish_dblock_using_subcommand release" -s v -l verbose -d 'Tell what happens'
 complete -c dblock -n "__fish_dblock_using_subcommand release" -s h -l help -d 'Print help'
@@ -95,17 +95,17 @@ complete -c dblock -n "__fish_dblock_using_subcommand check" -l min-left -d 'Ans
 complete -c dblock -n "__fish_dblock_using_subcommand check" -l url -d 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH' -r
 complete -c dblock -n "__fish_dblock_using_subcommand check" -l config -d 'Read this configuration file instead of the usual ones' -r -F
 complete -c dblock -n "__fish_dblock_using_subcommand check" -l connect-timeout -d 'Time for a connection, with all its phases, while no lease is held; default: 5s' -r
-complete -c dblock -n "__fish_dblock_using_subcommand check" -l local -d 'Use a file on this host; it excludes on this host only'
+complete -c dblock -n "__fish_dblock_using_subcommand check" -l local -d 'Use a file of this user; it excludes this user\'s processes on this host only'
 complete -c dblock -n "__fish_dblock_using_subcommand check" -s q -l quiet -d 'Say nothing about a busy key'
 complete -c dblock -n "__fish_dblock_using_subcommand check" -s v -l verbose -d 'Tell what happens'
 complete -c dblock -n "__fish_dblock_using_subcommand check" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c dblock -n "__fish_dblock_using_subcommand status" -s m -l key -d 'Show this key only; may be repeated' -r
+complete -c dblock -n "__fish_dblock_using_subcommand status" -s k -l key -d 'Show this key only; may be repeated' -r
 complete -c dblock -n "__fish_dblock_using_subcommand status" -l url -d 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH' -r
 complete -c dblock -n "__fish_dblock_using_subcommand status" -l config -d 'Read this configuration file instead of the usual ones' -r -F
 complete -c dblock -n "__fish_dblock_using_subcommand status" -l connect-timeout -d 'Time for a connection, with all its phases, while no lease is held; default: 5s' -r
 complete -c dblock -n "__fish_dblock_using_subcommand status" -l json -d 'Print a JSON array'
 complete -c dblock -n "__fish_dblock_using_subcommand status" -l watch -d 'Show it again every second until Ctrl-C'
-complete -c dblock -n "__fish_dblock_using_subcommand status" -l local -d 'Use a file on this host; it excludes on this host only'
+complete -c dblock -n "__fish_dblock_using_subcommand status" -l local -d 'Use a file of this user; it excludes this user\'s processes on this host only'
 complete -c dblock -n "__fish_dblock_using_subcommand status" -s q -l quiet -d 'Say nothing about a busy key'
 complete -c dblock -n "__fish_dblock_using_subcommand status" -s v -l verbose -d 'Tell what happens'
 complete -c dblock -n "__fish_dblock_using_subcommand status" -s h -l help -d 'Print help (see more with \'--help\')'
@@ -116,7 +116,7 @@ complete -c dblock -n "__fish_dblock_using_subcommand force-release" -l url -d '
 complete -c dblock -n "__fish_dblock_using_subcommand force-release" -l config -d 'Read this configuration file instead of the usual ones' -r -F
 complete -c dblock -n "__fish_dblock_using_subcommand force-release" -l connect-timeout -d 'Time for a connection, with all its phases, while no lease is held; default: 5s' -r
 complete -c dblock -n "__fish_dblock_using_subcommand force-release" -s y -l yes -d 'Do not ask'
-complete -c dblock -n "__fish_dblock_using_subcommand force-release" -l local -d 'Use a file on this host; it excludes on this host only'
+complete -c dblock -n "__fish_dblock_using_subcommand force-release" -l local -d 'Use a file of this user; it excludes this user\'s processes on this host only'
 complete -c dblock -n "__fish_dblock_using_subcommand force-release" -s q -l quiet -d 'Say nothing about a busy key'
 complete -c dblock -n "__fish_dblock_using_subcommand force-release" -s v -l verbose -d 'Tell what happens'
 complete -c dblock -n "__fish_dblock_using_subcommand force-release" -s h -l help -d 'Print help (see more with \'--help\')'
@@ -124,7 +124,7 @@ complete -c dblock -n "__fish_dblock_using_subcommand init" -l url -d 'Use this 
 complete -c dblock -n "__fish_dblock_using_subcommand init" -l config -d 'Read this configuration file instead of the usual ones' -r -F
 complete -c dblock -n "__fish_dblock_using_subcommand init" -l connect-timeout -d 'Time for a connection, with all its phases, while no lease is held; default: 5s' -r
 complete -c dblock -n "__fish_dblock_using_subcommand init" -l print-sql -d 'Print the statements and the least grants instead of running them'
-complete -c dblock -n "__fish_dblock_using_subcommand init" -l local -d 'Use a file on this host; it excludes on this host only'
+complete -c dblock -n "__fish_dblock_using_subcommand init" -l local -d 'Use a file of this user; it excludes this user\'s processes on this host only'
 complete -c dblock -n "__fish_dblock_using_subcommand init" -s q -l quiet -d 'Say nothing about a busy key'
 complete -c dblock -n "__fish_dblock_using_subcommand init" -s v -l verbose -d 'Tell what happens'
 complete -c dblock -n "__fish_dblock_using_subcommand init" -s h -l help -d 'Print help (see more with \'--help\')'

@@ -97,13 +97,24 @@ pub struct Acquisition {
     /// Pauses made so far on a busy key, and on errors since the last answer.
     looks: u32,
     failures: u32,
+    /// Times in a row that nobody was found to stand in the way.
+    vanished: u32,
     /// Whether the store has answered at all.
     answered: bool,
     last_error: Option<StoreError>,
     holders: Vec<Holder>,
     former: Vec<Owner>,
     /// Why to end after the call that is under way.
-    ending: Option<Sig>,
+    ending: Option<Ending>,
+}
+
+/// Why the call that is under way is the last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// A signal came.
+    Signal(Sig),
+    /// It takes too long.
+    Late,
 }
 
 #[derive(Debug)]
@@ -144,6 +155,7 @@ impl Acquisition {
             },
             looks: 0,
             failures: 0,
+            vanished: 0,
             answered: false,
             last_error: None,
             holders: Vec::new(),
@@ -202,7 +214,10 @@ impl Acquisition {
                     sent,
                     former: std::mem::take(&mut self.former),
                 }),
-                Some(sig) => self.tidy(Call::Release(grant), Refusal::Interrupted(sig), now),
+                Some(_) => {
+                    let refusal = self.no_answer();
+                    self.tidy(Call::Release(grant), refusal, now)
+                }
             },
             Reply::Acquired(Ok(Acquired::Busy(holders))) | Reply::Looked(Ok(holders)) => {
                 self.busy(holders, now)
@@ -229,7 +244,14 @@ impl Acquisition {
                 Then::Look => self.look(now),
                 Then::Acquire => self.acquire(now),
             },
-            Phase::Asking { .. } => Step::End(self.no_answer()),
+            Phase::Asking { give_up, .. } => match self.ending {
+                None => {
+                    *give_up = Some(now + LAST_WORD);
+                    self.ending = Some(Ending::Late);
+                    Step::Cancel
+                }
+                Some(_) => Step::End(self.no_answer()),
+            },
             Phase::Tidying { refusal, .. } => {
                 Step::End(refusal.take().unwrap_or(Refusal::KeeperDied))
             }
@@ -243,7 +265,7 @@ impl Acquisition {
             Phase::Asking { give_up, .. } => {
                 let soon = now + LAST_WORD;
                 *give_up = Some(give_up.map_or(soon, |moment| moment.min(soon)));
-                match self.ending.replace(sig) {
+                match self.ending.replace(Ending::Signal(sig)) {
                     None => Step::Cancel,
                     Some(_) => Step::Wait,
                 }
@@ -314,8 +336,9 @@ impl Acquisition {
         self.answered = true;
         self.failures = 0;
         self.last_error = None;
-        if let Some(sig) = self.ending {
-            return self.end(Refusal::Interrupted(sig), now);
+        if self.ending.is_some() {
+            let refusal = self.no_answer();
+            return self.end(refusal, now);
         }
         let held: Vec<Holder> = holders
             .into_iter()
@@ -326,12 +349,16 @@ impl Acquisition {
             .any(|row| self.former.contains(&row.grant.owner));
         // Nobody, or only a former attempt of ours, stands in the way.
         if held.is_empty() || own_leftover {
-            self.failures += 1;
-            if self.failures == 1 {
+            self.vanished += 1;
+            if self.vanished == 1 {
                 return self.acquire(now);
             }
-            return self.pause_after_failure(now);
+            if self.deadline().is_some_and(|moment| now >= moment) {
+                return self.end(Refusal::Busy(held), now);
+            }
+            return self.pause(self.vanished, now);
         }
+        self.vanished = 0;
         let remaining = held.iter().map(|row| row.remaining).min();
         self.holders = held;
         if self.is_over(now) {
@@ -355,9 +382,12 @@ impl Acquisition {
     }
 
     fn failed(&mut self, error: StoreError, now: Tick) -> Step {
-        if let Some(sig) = self.ending {
-            return self.end(Refusal::Interrupted(sig), now);
+        if self.ending.is_some() {
+            let refusal = self.no_answer();
+            return self.end(refusal, now);
         }
+        // A server that says "not now" has answered.
+        self.answered |= matches!(error, StoreError::Transient(_));
         // A connection that cannot be made is not tried again by those who do
         // not want to wait; everything else that may pass is, within the time
         // for a first contact.
@@ -371,11 +401,12 @@ impl Acquisition {
         }
         self.last_error = Some(error);
         self.failures = self.failures.saturating_add(1);
-        self.pause_after_failure(now)
+        self.pause(self.failures, now)
     }
 
-    fn pause_after_failure(&mut self, now: Tick) -> Step {
-        let pause = self.jittered(RETRY, self.failures);
+    /// Waits before the next attempt, longer each time.
+    fn pause(&mut self, times: u32, now: Tick) -> Step {
+        let pause = self.jittered(RETRY, times);
         self.phase = Phase::Pausing {
             until: now + pause,
             then: Then::Acquire,
@@ -391,7 +422,7 @@ impl Acquisition {
     }
 
     fn no_answer(&mut self) -> Refusal {
-        if let Some(sig) = self.ending {
+        if let Some(Ending::Signal(sig)) = self.ending {
             return Refusal::Interrupted(sig);
         }
         Refusal::Failed(self.last_error.take().unwrap_or_else(|| {
@@ -529,6 +560,37 @@ mod tests {
     }
 
     #[test]
+    fn holders_who_are_never_seen_do_not_make_it_spin() {
+        let (mut machine, _) = begin(Patience::None);
+        let mut now = at(0);
+        let mut attempts = 1;
+        let mut step = machine.answer(now, busy(Duration::ZERO), now);
+        while !matches!(step, Step::End(_)) {
+            if let Step::Wait = step {
+                now = machine.wake_at().expect("a moment");
+                step = machine.timer(now);
+            }
+            request(step);
+            attempts += 1;
+            step = machine.answer(now, busy(Duration::ZERO), now);
+        }
+        assert!(matches!(step, Step::End(Refusal::Busy(_))));
+        assert!(attempts < 30 && now < at(6000), "{attempts} by {now:?}");
+    }
+
+    #[test]
+    fn a_waiter_that_hears_not_now_is_patient() {
+        let (mut machine, _) = begin(Patience::For(30 * SECOND));
+        let mut now = at(0);
+        let deadlock = || Reply::Acquired(Err(StoreError::Transient("1205".into())));
+        while now < at(20_000) {
+            assert!(matches!(machine.answer(now, deadlock(), now), Step::Wait));
+            now = machine.wake_at().expect("a moment");
+            request(machine.timer(now));
+        }
+    }
+
+    #[test]
     fn pauses_double_and_never_outlast_the_holder() {
         let (mut machine, _) = begin(Patience::Forever);
         let mut now = at(0);
@@ -641,11 +703,25 @@ mod tests {
     fn a_server_that_does_not_answer_is_given_up() {
         let (mut machine, _) = begin(Patience::Forever);
         assert_eq!(machine.wake_at(), Some(at(5000)));
-        let step = machine.timer(at(5000));
+        assert!(matches!(machine.timer(at(5000)), Step::Cancel));
+        assert_eq!(machine.wake_at(), Some(at(6000)));
+        let step = machine.timer(at(6000));
         assert!(matches!(
             step,
             Step::End(Refusal::Failed(StoreError::Unreachable(_)))
         ));
+
+        // What the dropped call may have left is removed.
+        let (mut machine, dropped) = begin(Patience::None);
+        assert!(matches!(machine.timer(at(5000)), Step::Cancel));
+        let step = machine.answer(at(0), lost_reply(), at(5100));
+        assert!(matches!(step, Step::Ask(Call::Forget(_, owners)) if owners == [dropped.owner]));
+
+        // A grant that comes too late is given back.
+        let (mut machine, request) = begin(Patience::None);
+        assert!(matches!(machine.timer(at(5000)), Step::Cancel));
+        let step = machine.answer(at(0), granted(&request), at(5100));
+        assert!(matches!(step, Step::Ask(Call::Release(_))));
     }
 
     #[test]

@@ -21,14 +21,13 @@ use std::process::Command;
 
 use nix::errno::Errno;
 use nix::libc;
-use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::{Pid, getpid};
 
 use crate::origin;
 use crate::signals::{Inherited, Sig};
-use crate::supervise::{Ended, Scope, StartFault};
+use crate::supervise::{Ended, Scope, StartFault, Unstarted};
 use crate::terminal::Terminal;
-use crate::tree;
+use crate::tree::{self, Fate, Question};
 
 /// What to start.
 #[derive(Debug)]
@@ -55,8 +54,8 @@ pub enum Change {
     Stopped(i32),
     /// Its first process ended.
     Ended(Ended),
-    /// Nobody is left: no member of its group, or after [`Job::terminate`] or a
-    /// kill of the tree no process of its whole tree.
+    /// Nobody is left: no member of its group, or after it was asked to
+    /// end, or a kill of the tree, no process of its whole tree.
     Gone,
 }
 
@@ -136,33 +135,48 @@ impl Job {
         self.leader
     }
 
-    /// Passes a signal on: to the whole group what a terminal would send to
-    /// the whole group and what asks to end; to the first process what a
-    /// program means for itself.
-    pub fn forward(&self, sig: Sig) {
+    /// Passes a signal on: to every process of the tree what asks to end, to
+    /// the whole group what a terminal would send there, and to the first
+    /// process what a program means for itself.
+    pub fn forward(&mut self, sig: Sig) {
         if self.gone {
             return;
         }
         match sig {
             Sig::Usr1 | Sig::Usr2 | Sig::Alrm => send(self.leader.as_raw(), sig.number()),
+            _ if sig.asks_to_stop() => self.ask_to_stop(sig),
             _ => self.send_to_group(sig.number()),
-        }
-        // A stopped process hears only SIGKILL until it goes on.
-        if sig.asks_to_stop() && self.has_stopped_members() {
-            self.send_to_group(Sig::Cont.number());
         }
     }
 
     /// Asks every process of the tree to end.
     pub fn terminate(&mut self) {
-        self.whole = true;
-        if self.gone {
-            return;
+        if !self.gone {
+            self.ask_to_stop(Sig::Term);
         }
-        for number in [Sig::Term.number(), Sig::Cont.number()] {
-            self.send_to_group(number);
-            for entry in self.strays() {
-                tree::signal(&entry, number).ok();
+    }
+
+    /// Asks the group to end, and leaves those alone who have left it.
+    pub fn terminate_group(&mut self) {
+        if !self.gone {
+            self.send_to_group(Sig::Term.number());
+            self.send_to_group(Sig::Cont.number());
+        }
+    }
+
+    fn ask_to_stop(&mut self, sig: Sig) {
+        self.whole = true;
+        // Found before the first one dies: what hangs below it changes its
+        // parent then, and a search at that moment may miss it.
+        let strays = self.strays();
+        self.send_to_group(sig.number());
+        for entry in strays {
+            tree::signal(&entry, sig.number()).ok();
+        }
+        // A stopped process hears only SIGKILL until it goes on.
+        for entry in tree::descendants(&[]) {
+            if entry.is_stopped() {
+                tree::signal(&entry, Sig::Cont.number()).ok();
             }
         }
     }
@@ -212,26 +226,24 @@ impl Job {
             return Ok(changes);
         }
         if self.ended.is_none() {
-            if let Some(found) = wait_for(self.leader, libc::WSTOPPED)?
-                && matches!(found.status, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
+            if let Some(Fate::Stopped(number)) = tree::ask(self.leader, Question::Stopped)?
+                && matches!(number, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
             {
-                changes.push(Change::Stopped(found.status));
+                changes.push(Change::Stopped(number));
             }
-            if let Some(found) = wait_for(self.leader, libc::WEXITED | libc::WNOWAIT)? {
-                let ended = match found.code {
-                    libc::CLD_EXITED => {
-                        Ended::Exited(u8::try_from(found.status).unwrap_or(u8::MAX))
-                    }
-                    _ => Ended::Signaled(found.status),
-                };
+            if let Some(Fate::Ended(ended)) = tree::ask(self.leader, Question::Ended)? {
                 self.ended = Some(ended);
                 changes.push(Change::Ended(ended));
             }
         }
-        let others = self.reap_others()?;
-        if self.ended.is_some() && (!others || (!self.whole && self.group_is_empty()?)) {
-            waitpid(self.leader, Some(WaitPidFlag::WNOHANG))?;
+        // Whatever the system says from here on, what was seen is told.
+        let others = self.reap_others();
+        let gone = self.ended.is_some()
+            && (!others || (!self.whole && self.group_is_empty().unwrap_or(false)));
+        if gone {
+            // Before its number may become somebody else's.
             self.gone = true;
+            tree::ask(self.leader, Question::Reap).ok();
             changes.push(Change::Gone);
         }
         Ok(changes)
@@ -248,10 +260,6 @@ impl Job {
         entries
     }
 
-    fn has_stopped_members(&self) -> bool {
-        tree::members(self.leader).is_ok_and(|all| all.iter().any(tree::Entry::is_stopped))
-    }
-
     /// Tells whether the dead first process is the last of its group.
     fn group_is_empty(&self) -> io::Result<bool> {
         tree::members(self.leader).map(|members| members.is_empty())
@@ -259,23 +267,14 @@ impl Job {
 
     /// Reaps what the job has left behind, and tells whether any of it lives.
     /// Whatever is left of the tree hangs below some child of this process.
-    fn reap_others(&self) -> io::Result<bool> {
+    fn reap_others(&self) -> bool {
         let mut alive = false;
         for child in tree::children(getpid()) {
-            if child == self.leader {
-                continue;
-            }
-            match waitpid(child, Some(WaitPidFlag::WNOHANG)) {
-                Ok(status) if status.pid().is_some() => {}
-                Ok(_) => alive = true,
-                Err(Errno::ECHILD) => {}
-                // A death by a real-time signal, which the library cannot
-                // name; the child is reaped all the same.
-                Err(Errno::EINVAL) => {}
-                Err(error) => return Err(error.into()),
+            if child != self.leader {
+                alive |= !matches!(tree::ask(child, Question::Reap), Ok(Some(_)));
             }
         }
-        Ok(alive)
+        alive
     }
 }
 
@@ -288,60 +287,34 @@ fn send(target: i32, number: i32) {
     }
 }
 
-struct Found {
-    code: i32,
-    status: i32,
-}
-
-/// Asks for a state of a child without waiting for it.
-#[expect(
-    unsafe_code,
-    reason = "nix's waitid cannot tell of a death by a real-time signal"
-)]
-fn wait_for(child: Pid, states: i32) -> io::Result<Option<Found>> {
-    let id = libc::id_t::try_from(child.as_raw()).unwrap_or(libc::id_t::MAX);
-    // SAFETY: `info` is zeroed, which is a valid value, and outlives the call;
-    // its union holds a child's state, as waitid(2) says, if a pid was set.
-    unsafe {
-        let mut info: libc::siginfo_t = std::mem::zeroed();
-        loop {
-            let options = states | libc::WNOHANG;
-            if libc::waitid(libc::P_PID, id, &raw mut info, options) == 0 {
-                break;
-            }
-            match Errno::last() {
-                Errno::EINTR => {}
-                // A dead child is none to a call that asks for stopped ones.
-                Errno::ECHILD if states & libc::WEXITED == 0 => return Ok(None),
-                error => return Err(error.into()),
-            }
-        }
-        Ok((info.si_pid() != 0).then(|| Found {
-            code: info.si_code,
-            status: info.si_status(),
-        }))
-    }
-}
-
 /// Tells what is wrong with a command that did not start. A script whose
 /// interpreter is missing gives the same error as a missing script.
 fn start_fault(spec: &JobSpec, error: &io::Error) -> StartFault {
     let missing = error.kind() == io::ErrorKind::NotFound;
     let shown = Path::new(&spec.command).display();
+    let busy = matches!(
+        error.raw_os_error().map(Errno::from_raw),
+        Some(Errno::EAGAIN | Errno::ENOMEM)
+    );
     match find(spec) {
+        // The system has no process to give; the command is not at fault.
+        _ if busy => StartFault {
+            kind: Unstarted::NoProcess,
+            text: format!("cannot start a process for {shown}: {error}"),
+        },
         Some(file) if missing => StartFault {
-            not_found: false,
+            kind: Unstarted::NotExecutable,
             text: format!(
                 "cannot execute {}: its interpreter (the '#!' line or the loader) is not found",
                 file.display()
             ),
         },
         None if missing => StartFault {
-            not_found: true,
+            kind: Unstarted::NotFound,
             text: format!("command not found: {shown}"),
         },
         _ => StartFault {
-            not_found: false,
+            kind: Unstarted::NotExecutable,
             text: format!("cannot execute {shown}: {error}"),
         },
     }

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
+use crate::exit::Status;
 use crate::lock::{Key, Owner, Ttl};
 
 /// Run a job on one host at a time.
@@ -60,7 +61,9 @@ pub enum Command {
     /// Ask whether a lease is still held
     ///
     /// Without --key and --owner it asks about the lease of the 'dblock run'
-    /// that it is called under.
+    /// that it is called under. It asks the store, so the store must be named
+    /// again: 'dblock run' takes DBLOCK_URL out of the job's environment unless
+    /// --pass-credentials is given.
     Check(CheckArgs),
     /// Show who holds which locks
     ///
@@ -90,7 +93,7 @@ pub struct StoreArgs {
     /// Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH
     #[arg(long, value_name = "URL", conflicts_with = "local")]
     pub url: Option<OsString>,
-    /// Use a file on this host; it excludes on this host only
+    /// Use a file of this user; it excludes this user's processes on this host only
     #[arg(long)]
     pub local: bool,
     /// Read this configuration file instead of the usual ones
@@ -124,7 +127,7 @@ pub struct LockArgs {
     #[arg(short, long, value_name = "D", num_args = 0..=1, value_parser = duration)]
     pub wait: Option<Option<Duration>>,
     /// Exit with this status if the key is busy
-    #[arg(short = 'E', long, value_name = "N", default_value_t = 75)]
+    #[arg(short = 'E', long, value_name = "N", default_value_t = Status::Busy.code(), value_parser = exit_status)]
     pub busy_exit: u8,
     /// A text that status shows, such as the address of a CI job
     #[arg(long, value_name = "TEXT")]
@@ -250,7 +253,7 @@ pub struct StatusArgs {
     #[arg(value_name = "KEY", value_parser = key)]
     pub keys: Vec<Key>,
     /// Show this key only; may be repeated
-    #[arg(short, long = "key", value_name = "KEY", value_parser = key)]
+    #[arg(short = 'k', long = "key", value_name = "KEY", value_parser = key)]
     pub more_keys: Vec<Key>,
     /// Print a JSON array
     #[arg(long)]
@@ -315,14 +318,24 @@ fn key(text: &str) -> Result<Key, crate::lock::KeyError> {
     Key::new(text)
 }
 
+fn exit_status(text: &str) -> Result<u8, String> {
+    text.parse()
+        .map_err(|_| "not a number from 0 to 255".to_owned())
+}
+
 fn ttl(text: &str) -> Result<Ttl, String> {
     Ttl::new(duration(text)?).map_err(|error| error.to_string())
 }
 
-fn positive_duration(text: &str) -> Result<Duration, String> {
+/// Reads a duration as [`duration`] does, and refuses one of no length.
+///
+/// # Errors
+///
+/// Returns what is wrong, and what would be right.
+pub fn positive_duration(text: &str) -> Result<Duration, String> {
     let length = duration(text)?;
     if length.is_zero() {
-        return Err("must be longer than nothing".to_owned());
+        return Err("must be more than 0s".to_owned());
     }
     Ok(length)
 }

@@ -49,7 +49,24 @@ struct ConfigFile {
     url: Option<String>,
     password: Option<String>,
     password_file: Option<PathBuf>,
-    connect_timeout: Option<String>,
+    connect_timeout: Option<Length>,
+}
+
+/// A duration in a file: a text, or a number of seconds.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Length {
+    Text(String),
+    Seconds(u32),
+}
+
+impl Length {
+    fn read(&self) -> Result<Duration, String> {
+        match self {
+            Self::Text(text) => cli::positive_duration(text),
+            Self::Seconds(number) => cli::positive_duration(&number.to_string()),
+        }
+    }
 }
 
 /// Returns the settings for these arguments, this process's environment and
@@ -83,6 +100,12 @@ fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
+/// Returns a variable that names a folder. A relative one must be ignored (XDG
+/// Base Directory Specification): it would mean another file in each folder.
+fn folder(name: &str) -> Option<OsString> {
+    variable(name).filter(|path| Path::new(path).is_absolute())
+}
+
 impl Environment {
     fn of_process() -> Self {
         Self {
@@ -90,9 +113,9 @@ impl Environment {
             password: variable("DBLOCK_PASSWORD"),
             password_file: variable("DBLOCK_PASSWORD_FILE"),
             config: variable("DBLOCK_CONFIG"),
-            xdg_config_home: variable("XDG_CONFIG_HOME"),
-            xdg_state_home: variable("XDG_STATE_HOME"),
-            home: variable("HOME"),
+            xdg_config_home: folder("XDG_CONFIG_HOME"),
+            xdg_state_home: folder("XDG_STATE_HOME"),
+            home: folder("HOME"),
             is_root: nix::unistd::geteuid().is_root(),
         }
     }
@@ -154,7 +177,7 @@ fn resolve(args: &StoreArgs, environment: &Environment) -> Result<Settings, Conf
             return Ok(length);
         }
         match file.and_then(|(path, file)| Some((path, file.connect_timeout.as_ref()?))) {
-            Some((path, text)) => cli::duration(text).map_err(|error| {
+            Some((path, length)) => length.read().map_err(|error| {
                 ConfigError::Config(format!("connect-timeout in {}: {error}", path.display()))
             }),
             None => Ok(CONNECT_TIMEOUT),
@@ -304,7 +327,11 @@ fn parse(path: &Path, text: &str) -> Result<ConfigFile, ConfigError> {
         ConfigError::Config(format!(
             "{}, line {line}: {}",
             path.display(),
-            error.message().lines().next().unwrap_or("not TOML")
+            // An error of the type repeats the value, which may be a password.
+            match error.message().lines().next() {
+                Some(said) if !said.contains("invalid ") && !said.contains("did not match") => said,
+                _ => "the value is not of the right type: texts stand in quotes",
+            }
         ))
     })
 }
@@ -381,13 +408,6 @@ pub fn surrounding_lease() -> Result<(Key, Owner), ConfigError> {
 #[must_use]
 pub fn search_path() -> Option<OsString> {
     variable("PATH")
-}
-
-/// Tells whether colour is unwanted (<https://no-color.org>), or a terminal
-/// cannot show it.
-#[must_use]
-pub fn terminal_is_plain() -> bool {
-    variable("NO_COLOR").is_some() || variable("TERM").is_none_or(|term| term == "dumb")
 }
 
 #[cfg(test)]
@@ -482,6 +502,26 @@ mod tests {
             "{error}"
         );
         assert!(!error.contains("s3cret"), "{error}");
+        let error = parse(Path::new("c.toml"), "password = 48151623\n").expect_err("a number");
+        let error = error.to_string();
+        assert!(
+            error.contains("line 1") && !error.contains("48151623"),
+            "{error}"
+        );
+        let error =
+            parse(Path::new("c.toml"), "connect-timeout = [48151623]\n").expect_err("a list");
+        assert!(!error.to_string().contains("48151623"), "{error}");
+    }
+
+    #[test]
+    fn a_time_of_nothing_is_refused() {
+        for text in ["connect-timeout = 0\n", "connect-timeout = '0s'\n"] {
+            let file = parse(Path::new("c.toml"), text).expect("TOML");
+            assert!(file.connect_timeout.expect("a time").read().is_err());
+        }
+        let file = parse(Path::new("c.toml"), "connect-timeout = 5\n").expect("TOML");
+        let read = file.connect_timeout.expect("a time").read();
+        assert_eq!(read, Ok(Duration::from_secs(5)));
     }
 
     #[test]

@@ -2,15 +2,13 @@
 //!
 //! The man pages take the table from here, and a test holds the README to it.
 
-use std::io;
-
 use anyhow::Error;
 
 use crate::config::ConfigError;
 use crate::lease::GraceError;
 use crate::signals;
 use crate::store::StoreError;
-use crate::supervise::{Ended, Outcome};
+use crate::supervise::{Ended, Outcome, Unstarted};
 
 /// How dblock ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,8 +152,12 @@ impl Exit {
             Outcome::Ended(Ended::Signaled(number)) => Self::Signal(*number),
             Outcome::Lost(..) => Status::Lost.into(),
             Outcome::Timeout(_) => Status::Timeout.into(),
-            Outcome::NotStarted(fault) if fault.not_found => Status::NotFound.into(),
-            Outcome::NotStarted(_) => Status::NotExecutable.into(),
+            Outcome::NotStarted(fault) => match fault.kind {
+                Unstarted::NotFound => Status::NotFound.into(),
+                Unstarted::NotExecutable => Status::NotExecutable.into(),
+                Unstarted::NoProcess => Status::Internal.into(),
+            },
+            Outcome::Unseen => Status::Internal.into(),
             Outcome::Interrupted(sig) => Self::Signal(sig.number()),
             Outcome::Unproven(_) => Status::Unavailable.into(),
         }
@@ -186,14 +188,6 @@ impl Exit {
                 Status::Config.into()
             }
         }
-    }
-
-    /// Tells whether the error is that nobody reads what is written.
-    #[must_use]
-    pub fn is_broken_pipe(error: &Error) -> bool {
-        error
-            .downcast_ref::<io::Error>()
-            .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
     }
 
     /// Returns the number to exit with; `None` for a death by a signal.

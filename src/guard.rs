@@ -8,14 +8,19 @@
 //! job's processes if the guard dies, and kills them. So there is no moment
 //! without somebody who watches the job, whoever is killed, stopped or stuck.
 //!
-//! It is forked from dblock before there is any thread, which makes it a whole
-//! process that may do anything, and before the lock is asked for, so that a
-//! system without a process to spare refuses before anybody is granted
-//! anything. It has a process group of its own, so that a signal to dblock's
+//! Between the two stands a spare, which does nothing as long as the guard
+//! lives: if both dblock and the guard are killed, one right after the other,
+//! the job's processes are the spare's, and it kills them.
+//!
+//! Both are forked from dblock before there is any thread, which makes each a
+//! whole process that may do anything, and before the lock is asked for, so
+//! that a system without a process to give refuses before anybody is granted
+//! anything. Each has a process group of its own, so that a signal to dblock's
 //! group does not reach it, and blocks all signals.
 //!
 //! This module must not know leases: a deadline is a moment to it.
 
+use std::ffi::CString;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,7 +44,7 @@ use crate::child::{Change, Job, JobSpec};
 use crate::clock::{self, Tick};
 use crate::signals::{self, Inherited, Sig};
 use crate::supervise::{Ended, Scope, StartFault};
-use crate::tree;
+use crate::tree::{self, Entry, Fate, Question};
 
 /// What dblock tells the guard.
 #[derive(Debug, Serialize, Deserialize)]
@@ -53,8 +58,8 @@ enum Order {
     Deadline(Duration),
     /// Pass a signal on.
     Forward(i32),
-    /// Ask the whole tree to end.
-    Terminate,
+    /// Ask the group or the whole tree to end.
+    Terminate { group_only: bool },
     /// Kill the group or the whole tree, until nothing is left of it.
     Kill { group_only: bool },
     /// Name those who keep the job from being gone.
@@ -88,8 +93,11 @@ pub enum Report {
 
 /// Longest message, in bytes.
 const MESSAGE_MAX: usize = 16 << 10;
-/// Pause between kills, and between looks at what is left.
-const KILL_AGAIN: Duration = Duration::from_millis(10);
+/// Pause between kills, and between looks at what is left: short at first,
+/// because the guard itself may be killed next.
+const KILL_AGAIN: Duration = Duration::from_millis(1);
+/// Kills in a row before the first pause.
+const KILL_ROUNDS: u32 = 20;
 /// Pause between looks at a group whose first process has ended.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// How long dblock waits for the guard to end when all is done.
@@ -98,10 +106,13 @@ const FAREWELL: Duration = Duration::from_millis(200);
 /// dblock's end of the guard.
 #[derive(Debug)]
 pub struct Guard {
+    /// The spare, which is dblock's child and the guard's parent.
     pid: Pid,
     socket: OwnedFd,
     /// The guard has died, and its job's processes are ours.
     adopted: bool,
+    /// The guard was told to start the job.
+    started: bool,
     leader: Option<Pid>,
     ended: bool,
     gone: bool,
@@ -147,7 +158,18 @@ impl Guard {
                 drop(own);
                 let spec = spec(inherited);
                 // Nothing of dblock's may run in this process after the end.
-                let done = catch_unwind(AssertUnwindSafe(|| Watch::begin(theirs, spec)?.serve()));
+                let done = catch_unwind(AssertUnwindSafe(|| {
+                    settle("dblock-spare")?;
+                    // SAFETY: as above, there is no other thread.
+                    match unsafe { fork() }? {
+                        ForkResult::Child => Watch::begin(theirs, spec)?.serve(),
+                        ForkResult::Parent { child } => {
+                            drop(theirs);
+                            stand_behind(child);
+                            Ok(())
+                        }
+                    }
+                }));
                 let status = i32::from(!matches!(done, Ok(Ok(()))));
                 // SAFETY: ends the process without running dblock's clean-up.
                 unsafe { libc::_exit(status) }
@@ -158,6 +180,7 @@ impl Guard {
                     pid: child,
                     socket: own,
                     adopted: false,
+                    started: false,
                     leader: None,
                     ended: false,
                     gone: false,
@@ -175,6 +198,7 @@ impl Guard {
     /// Has the job started. It is killed at `deadline` unless a later one is
     /// told in time.
     pub fn start(&mut self, set: Vec<(String, String)>, deadline: Tick) {
+        self.started = true;
         let deadline = deadline.since_boot();
         self.order(&Order::Start { set, deadline });
     }
@@ -189,9 +213,11 @@ impl Guard {
         self.order(&Order::Forward(sig.number()));
     }
 
-    /// Asks every process of the job to end.
-    pub fn terminate(&mut self) {
-        self.order(&Order::Terminate);
+    /// Asks processes of the job to end.
+    pub fn terminate(&mut self, scope: Scope) {
+        self.order(&Order::Terminate {
+            group_only: scope == Scope::Group,
+        });
     }
 
     /// Asks for [`Report::Survivors`].
@@ -213,7 +239,7 @@ impl Guard {
         let now = clock::now();
         let since = *self.unanswered.get_or_insert(now);
         if now - since > Duration::from_millis(100) {
-            kill(self.pid, Signal::SIGKILL).ok();
+            self.kill_adopted();
         }
     }
 
@@ -270,6 +296,10 @@ impl Guard {
 
     /// Lets the guard end, and what the job has left behind live on.
     pub fn dismiss(mut self) {
+        self.let_end();
+    }
+
+    fn let_end(&mut self) {
         self.order(&Order::Leave);
         let limit = clock::now() + FAREWELL;
         while !self.adopted && clock::now() < limit {
@@ -280,18 +310,17 @@ impl Guard {
             }
         }
         // Its end of the socket is closed a moment before it is dead.
-        while let Ok(WaitStatus::StillAlive) = waitpid(self.pid, Some(WaitPidFlag::WNOHANG)) {
-            if clock::now() >= limit {
-                break;
-            }
+        while matches!(tree::ask(self.pid, Question::Reap), Ok(None))
+            && Entry::of(self.pid).is_some_and(|guard| guard.parent == getpid())
+            && clock::now() < limit
+        {
             poll(&mut [], PollTimeout::from(1u8)).ok();
         }
     }
 
     /// A guard that somebody has stopped is of no use: it is continued.
     fn wake(&self) {
-        let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
-        if let Ok(WaitStatus::Stopped(..)) = waitpid(self.pid, Some(flags)) {
+        if let Ok(Some(Fate::Stopped(_))) = tree::ask(self.pid, Question::Stopped) {
             kill(self.pid, Signal::SIGCONT).ok();
         }
     }
@@ -300,14 +329,7 @@ impl Guard {
         self.kill_adopted();
         // Reaps what has been killed, the guard among it.
         for child in self.adopted_children() {
-            let ended = match waitpid(child, Some(WaitPidFlag::WNOHANG)) {
-                Ok(WaitStatus::Exited(_, status)) => {
-                    Some(Ended::Exited(u8::try_from(status).unwrap_or(u8::MAX)))
-                }
-                Ok(WaitStatus::Signaled(_, signal, _)) => Some(Ended::Signaled(signal as i32)),
-                _ => None,
-            };
-            if let Some(ended) = ended
+            if let Ok(Some(Fate::Ended(ended))) = tree::ask(child, Question::Reap)
                 && Some(child) == self.leader
                 && !self.ended
             {
@@ -335,10 +357,20 @@ impl Guard {
     }
 
     /// Kills every process below this one. The guard is among them if it
-    /// lives.
+    /// lives. What hung below the guard changes its parent when the guard is
+    /// dead, and a search at that moment may miss it; so it is repeated at
+    /// once, because dblock itself may be killed next.
     fn kill_adopted(&self) {
-        for entry in tree::descendants(&self.strangers) {
-            tree::signal(&entry, libc::SIGKILL).ok();
+        for _ in 0..KILL_ROUNDS {
+            let settled = Entry::of(self.pid).is_none_or(|spare| spare.is_dead());
+            let found = tree::descendants(&self.strangers);
+            // The spare does the same, and goes on if dblock is killed too.
+            for entry in found.iter().filter(|entry| entry.pid != self.pid) {
+                tree::signal(entry, libc::SIGKILL).ok();
+            }
+            if settled && found.is_empty() {
+                break;
+            }
         }
     }
 
@@ -347,6 +379,16 @@ impl Guard {
         // stopped has the order when it goes on; if its queue is full, the
         // next order says the same or more.
         transmit(&self.socket, order).ok();
+    }
+}
+
+impl Drop for Guard {
+    /// Lets a guard end that has nothing to guard. One that has a job kills it
+    /// when the socket is closed: dblock cannot go on with it.
+    fn drop(&mut self) {
+        if !self.started {
+            self.let_end();
+        }
     }
 }
 
@@ -391,10 +433,7 @@ struct Watch {
 
 impl Watch {
     fn begin(socket: OwnedFd, spec: JobSpec) -> io::Result<Self> {
-        setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
-        nix::sys::prctl::set_child_subreaper(true)?;
-        nix::sys::prctl::set_name(c"dblock-guard")?;
-        signals::heed_children()?;
+        settle("dblock-guard")?;
         let mut only = SigSet::empty();
         only.add(Signal::SIGCHLD);
         Ok(Self {
@@ -509,7 +548,8 @@ impl Watch {
                     job.forward(sig);
                 }
             }
-            (Order::Terminate, Some(job)) => job.terminate(),
+            (Order::Terminate { group_only: true }, Some(job)) => job.terminate_group(),
+            (Order::Terminate { group_only: false }, Some(job)) => job.terminate(),
             (Order::Kill { group_only }, Some(_)) => {
                 self.kill(if group_only {
                     Scope::Group
@@ -548,7 +588,13 @@ impl Watch {
             return true;
         };
         if let Some((scope, _)) = self.killing {
-            job.kill(scope);
+            // A process may have forked just before it was killed.
+            for _ in 0..KILL_ROUNDS {
+                job.kill(scope);
+                if job.survivors().is_empty() {
+                    break;
+                }
+            }
         }
         // An error of the system is no reason to lose sight of the job.
         let changes = job.changes().unwrap_or_default();
@@ -576,6 +622,46 @@ impl Watch {
     fn report(&self, report: &Report) {
         // If dblock is gone, its end of the socket says so.
         transmit(&self.socket, report).ok();
+    }
+}
+
+/// Makes this process one that signals to dblock do not reach, and the one that
+/// inherits what is left below it.
+fn settle(name: &str) -> io::Result<()> {
+    setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
+    nix::sys::prctl::set_child_subreaper(true)?;
+    nix::sys::prctl::set_name(&CString::new(name)?)?;
+    signals::heed_children()
+}
+
+/// The spare: waits for the guard to end, and does nothing unless the guard
+/// dies of something. Then the job's processes are its own, and it kills them.
+/// With it no two deaths in a row leave the job without anybody.
+fn stand_behind(guard: Pid) {
+    let_go_of_streams();
+    loop {
+        match waitpid(guard, Some(WaitPidFlag::WUNTRACED)) {
+            Ok(WaitStatus::Exited(_, 0)) => return,
+            // A guard that somebody has stopped is of no use.
+            Ok(WaitStatus::Stopped(..)) => {
+                kill(guard, Signal::SIGCONT).ok();
+            }
+            Err(Errno::EINTR) => {}
+            _ => break,
+        }
+    }
+    loop {
+        for entry in tree::descendants(&[]) {
+            tree::signal(&entry, libc::SIGKILL).ok();
+        }
+        let children = tree::children(getpid());
+        if children.is_empty() {
+            return;
+        }
+        for child in children {
+            tree::ask(child, Question::Reap).ok();
+        }
+        poll(&mut [], PollTimeout::from(1u8)).ok();
     }
 }
 

@@ -9,6 +9,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -19,6 +20,10 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 use crate::clock::Tick;
 use crate::keeper::Answer;
 use crate::signals::{Relay, Sig};
+
+/// The latest moment that a timer is set to: further away than any machine
+/// runs, and not too far for the kernel's counter.
+const FAR_AWAY: Duration = Duration::from_secs(1 << 32);
 
 /// Something that happened.
 #[derive(Debug)]
@@ -105,7 +110,7 @@ impl Inbox {
             // A timer set to zero would be disarmed (timerfd_settime(2)).
             Some(tick) => self.timer.set(
                 Expiration::OneShot(TimeSpec::from_duration(
-                    tick.since_boot().max(std::time::Duration::from_nanos(1)),
+                    tick.since_boot().clamp(Duration::from_nanos(1), FAR_AWAY),
                 )),
                 TimerSetTimeFlags::TFD_TIMER_ABSTIME,
             )?,

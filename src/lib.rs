@@ -63,13 +63,26 @@ fn usage(error: &clap::Error) -> Exit {
         .map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "))
         .collect();
     let wrong = paragraphs[0].trim_start_matches("error: ");
+    // Of several tips the first is the likeliest; how to pass an option as a
+    // value is none for a program whose values are commands to run.
     let tip = paragraphs
         .iter()
-        .find(|part| part.starts_with("tip: "))
-        .map_or(String::new(), |tip| format!("; {tip}"));
-    let line = format!("{wrong}{tip}; see 'dblock help'");
+        .filter_map(|part| part.strip_prefix("tip: "))
+        .filter_map(|tips| tips.split(" tip: ").next())
+        .find(|tip| !tip.contains("as a value"))
+        .map_or(String::new(), |tip| format!(" ({tip})"));
+    let line = format!("{wrong}{tip}; see 'dblock {}--help'", subcommand(&text));
     Console::default().say(&redacted(&line));
     Status::Usage.into()
+}
+
+/// Returns the subcommand that the usage line of an error names, with a blank.
+fn subcommand(text: &str) -> String {
+    let name = text
+        .split_once("Usage: dblock ")
+        .and_then(|(_, usage)| usage.split_whitespace().next())
+        .filter(|word| word.starts_with(|c: char| c.is_ascii_lowercase()));
+    name.map_or(String::new(), |name| format!("{name} "))
 }
 
 /// Hides what stands between `://` and `@`: a URL in the wrong place may have

@@ -18,6 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
 use crate::lock::{Holder, Key, Kind, Owner, State, Token, serialize_millis, to_millis};
+use crate::origin;
 use crate::signals;
 use crate::supervise::{Ended, Loss, Naming, Note};
 
@@ -33,7 +34,7 @@ pub struct Console {
 impl Console {
     /// Tells what matters: an error, a warning, an end.
     pub fn say(self, line: &dyn Display) {
-        let mut text = format!("dblock: {line}").replace('\n', " ");
+        let mut text = plain(&format!("dblock: {line}"));
         let mut end = text.len().min(LINE_MAX);
         while !text.is_char_boundary(end) {
             end -= 1;
@@ -43,6 +44,13 @@ impl Console {
         // A closed or broken stderr changes nothing about what is done.
         if takes_a_line() {
             io::stderr().write_all(text.as_bytes()).ok();
+        }
+    }
+
+    /// Tells lines that are whole already, if there are any.
+    pub fn warn(self, lines: &str) {
+        for line in lines.lines() {
+            self.say(&line);
         }
     }
 
@@ -93,12 +101,15 @@ impl Console {
                 "renewing \"{key}\" fails, still trying; the job will be stopped in {}: {why}",
                 rough(*left)
             )),
-            Note::Recovered => self.tell(&format_args!("renewing \"{key}\" works again")),
+            Note::Recovered => self.say(&format_args!("renewing \"{key}\" works again")),
             Note::Stopping(loss) => {
                 self.tell(&format_args!(
                     "\"{key}\" is lost ({loss}), stopping the job"
                 ));
             }
+            Note::Killing => self.say(&format_args!(
+                "the job under \"{key}\" did not end in time after it was asked to, killing it"
+            )),
             Note::LostBefore(_) => self.say(&format_args!(
                 "warning: \"{key}\" was not held any more when the job had ended; \
                  somebody else may have run at the same time"
@@ -125,12 +136,28 @@ fn takes_a_line() -> bool {
     !matches!(poll(&mut fds, PollTimeout::from(SLOW_READER)), Ok(0))
 }
 
-/// Writes to standard output what was asked for.
+/// Writes to standard output what was asked for. A reader that has gone away,
+/// as in `| head`, has read what it wanted.
 ///
 /// # Errors
 ///
-/// Returns what write(2) says, also for a pipe that nobody reads.
+/// Returns what write(2) says, but for a pipe that nobody reads.
 pub fn print(text: &str) -> io::Result<()> {
+    match deliver(text) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other,
+    }
+}
+
+/// Writes to standard output what somebody must have read.
+///
+/// # Errors
+///
+/// Returns an error also if standard output was closed at the start.
+pub fn deliver(text: &str) -> io::Result<()> {
+    if origin::was_closed(1) {
+        return Err(io::Error::other("standard output is closed"));
+    }
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
@@ -169,13 +196,17 @@ impl Display for Loss {
     }
 }
 
-/// Shows a holder as `web-3 (pid 4242, deploy)`.
+/// Shows a holder as `web-3 (pid 4242, deploy)`, or `web-3 (by hand, deploy)`.
 pub struct Who<'a>(pub &'a Holder);
 
 impl Display for Who<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let who = &self.0.claimant;
-        write!(f, "{} (pid {}, {})", who.host, who.pid, who.user)
+        match self.0.kind {
+            Kind::Run => write!(f, "{} (pid {}, {})", who.host, who.pid, who.user),
+            // The process that took it has ended long ago.
+            Kind::Acquire => write!(f, "{} (by hand, {})", who.host, who.user),
+        }
     }
 }
 
@@ -233,6 +264,24 @@ pub fn rough(length: Duration) -> String {
     shown.join(" ")
 }
 
+/// Longest key, command and note in a table on a terminal, in characters.
+const CELL_MAX: (usize, usize, usize) = (40, 30, 30);
+
+/// Cuts a text for a terminal, where a long one would break every line.
+fn cut(text: &str, longest: usize) -> String {
+    let text = plain(text);
+    if !io::stdout().is_terminal() || text.chars().count() <= longest {
+        return text;
+    }
+    text.chars().take(longest - 1).chain(['…']).collect()
+}
+
+/// Returns a text without control characters: another program may have
+/// written into the table what would paint over somebody's terminal.
+fn plain(text: &str) -> String {
+    text.replace(char::is_control, " ")
+}
+
 /// Returns the table of `status`. `free` are keys that were asked for and have
 /// no row.
 #[must_use]
@@ -255,25 +304,25 @@ pub fn status_table(rows: &[Holder], free: &[Key]) -> String {
         let who = &row.claimant;
         let mut cells = vec![
             state(row.state).to_owned(),
-            row.grant.key.to_string(),
-            format!("{}@{}:{}", who.user, who.host, who.pid),
+            cut(row.grant.key.as_str(), CELL_MAX.0),
+            plain(&format!("{}@{}:{}", who.user, who.host, who.pid)),
             since(row),
             rough(row.remaining),
             row.renewals.to_string(),
             match row.kind {
-                Kind::Run => who.command.clone(),
+                Kind::Run => cut(&who.command, CELL_MAX.1),
                 Kind::Acquire => "(held by hand)".to_owned(),
             },
         ];
         if notes {
-            cells.push(who.note.clone().unwrap_or_default());
+            cells.push(cut(who.note.as_deref().unwrap_or_default(), CELL_MAX.2));
         }
         table.add_row(cells);
     }
     for key in free {
         let mut cells = vec![String::new(); columns];
         cells[0] = "free".to_owned();
-        cells[1] = key.to_string();
+        cells[1] = cut(key.as_str(), CELL_MAX.0);
         table.add_row(cells);
     }
     for column in table.column_iter_mut() {
@@ -425,17 +474,25 @@ fn rfc3339(millis: i64) -> Option<String> {
     Some(at.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string())
 }
 
-/// Asks a question on the terminal and returns the answer. Returns nothing if
-/// there is no terminal to ask on.
-pub fn ask(question: &str) -> Option<String> {
-    let input = io::stdin();
-    if !input.is_terminal() {
-        return None;
+/// Tells whether there is a terminal to ask on.
+#[must_use]
+pub fn can_ask() -> bool {
+    io::stdin().is_terminal()
+}
+
+/// Asks a question on the terminal and returns the answer.
+///
+/// # Errors
+///
+/// Returns an error if the terminal is gone.
+pub fn ask(question: &str) -> io::Result<String> {
+    for line in question.split_inclusive('\n') {
+        let end = if line.ends_with('\n') { "\n" } else { "" };
+        io::stderr().write_all((plain(line.trim_end_matches('\n')) + end).as_bytes())?;
     }
-    io::stderr().write_all(question.as_bytes()).ok()?;
     let mut answer = String::new();
-    input.read_line(&mut answer).ok()?;
-    Some(answer.trim().to_owned())
+    io::stdin().read_line(&mut answer)?;
+    Ok(answer.trim().to_owned())
 }
 
 /// Returns the milliseconds of a duration, for reports.

@@ -32,14 +32,24 @@ pub enum Ended {
     Signaled(i32),
 }
 
-/// Why a job did not start, in words, and the status that tells it.
+/// Why a job did not start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartFault {
-    /// Whether the command was not found at all; otherwise it cannot be
-    /// executed.
-    pub not_found: bool,
+    /// Whose fault it is.
+    pub kind: Unstarted,
     /// What to tell, naming the command.
     pub text: String,
+}
+
+/// Whose fault it is that a job did not start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Unstarted {
+    /// There is no such command.
+    NotFound,
+    /// The command cannot be executed.
+    NotExecutable,
+    /// The system has no process to give.
+    NoProcess,
 }
 
 /// What happened.
@@ -86,8 +96,8 @@ pub enum Action {
     Release,
     /// Pass a signal on to the job.
     Forward(Sig),
-    /// Ask every process of the job to end.
-    Terminate,
+    /// Ask processes of the job to end.
+    Terminate(Scope),
     /// Kill what is left of the job.
     Kill(Scope),
     /// Tell people which processes are left.
@@ -107,7 +117,7 @@ pub enum Action {
     Finish(Outcome),
 }
 
-/// Who is killed.
+/// Who is asked to end, or killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// The job's process group.
@@ -161,6 +171,8 @@ pub enum Note {
     Recovered,
     /// The job is being stopped because the lease is lost.
     Stopping(Loss),
+    /// The job did not end in time after it was asked to, and is killed.
+    Killing,
     /// The lease was already lost when the job had ended.
     LostBefore(Vec<Holder>),
     /// The lease could not be released; it expires after this time.
@@ -194,6 +206,8 @@ pub enum Outcome {
     NotStarted(StartFault),
     /// A signal came before the job was started.
     Interrupted(Sig),
+    /// The job is gone, and nobody has seen how it ended.
+    Unseen,
     /// The lease could not be proven, so the job was not started.
     Unproven(String),
 }
@@ -239,6 +253,12 @@ const UNKILLABLE: Duration = Duration::from_secs(1);
 /// How long after the first kill a lost run ends, whoever lives on: there is
 /// no lease to keep for them any more.
 const HOPELESS: Duration = Duration::from_secs(5);
+/// A deadline for what nobody waits for any more.
+const A_DAY: Duration = Duration::from_secs(86_400);
+/// How long a stop that was passed on may take to stop the job.
+const STOP_TAKES: Duration = Duration::from_secs(1);
+/// How long the row of a lost lease is tried to be deleted.
+const LOST_PATIENCE: Duration = Duration::from_secs(1);
 /// How long after the end of the job's first process those are named who keep
 /// the lock.
 const NAME_LEFTOVERS: Duration = Duration::from_secs(5);
@@ -286,10 +306,16 @@ pub struct Supervisor {
     name_at: Option<Tick>,
     /// The job is stopped by the terminal, and so is dblock.
     suspended: bool,
+    /// When it was last to go on.
+    prove_from: Tick,
     /// What the keyboard sends reaches the job and not dblock.
     foreground: bool,
-    /// Signals that reached dblock itself and were passed on.
-    forwarded: Vec<Sig>,
+    /// Those of SIGINT and SIGQUIT that reached dblock itself.
+    passed_on: Vec<Sig>,
+    /// When SIGTSTP last reached dblock itself.
+    stop_passed_on: Option<Tick>,
+    /// Until when the lease must be proven before the job may start.
+    prove_by: Tick,
 }
 
 impl Supervisor {
@@ -311,8 +337,11 @@ impl Supervisor {
             ended: None,
             name_at: None,
             suspended: false,
+            prove_from: sent,
             foreground: false,
-            forwarded: Vec::new(),
+            passed_on: Vec::new(),
+            stop_passed_on: None,
+            prove_by: now + line.call_limit(),
         };
         let first = if line.may_start(sent, now) {
             machine.phase = Phase::Running(None);
@@ -329,7 +358,7 @@ impl Supervisor {
     pub fn wake_at(&self) -> Option<Tick> {
         let mut moments = [None; 5];
         match &self.phase {
-            Phase::Proving => moments[0] = Some(self.line.kill_at(self.sent)),
+            Phase::Proving => moments[0] = Some(self.prove_by),
             Phase::Running(ending) => {
                 moments[0] = self.renew_at;
                 moments[1] = match ending {
@@ -357,6 +386,10 @@ impl Supervisor {
         if let Phase::Done = self.phase {
             return actions;
         }
+        // What the guard reports has happened before it is read, perhaps long
+        // before, if dblock was stopped. It must not count as a loss that the
+        // end is heard of late: the rest of the report comes first.
+        let is_history = matches!(event, Event::JobEnded(_));
         match event {
             Event::Signal(sig) => self.signal(sig, now, &mut actions),
             Event::Answer(sent, reply) => self.answer(sent, reply, now, &mut actions),
@@ -371,12 +404,10 @@ impl Supervisor {
                 if let Phase::Running(None) = self.phase {
                     self.suspended = true;
                     // Somebody who stopped dblock alone means dblock alone.
-                    let before = self.forwarded.len();
-                    self.forwarded.retain(|sig| *sig != Sig::Tstp);
-                    actions.push(if before > self.forwarded.len() {
-                        Action::StopSelf(number)
-                    } else {
-                        Action::StopGroup(number)
+                    let passed_on = self.stop_passed_on.take();
+                    actions.push(match passed_on {
+                        Some(then) if now - then < STOP_TAKES => Action::StopSelf(number),
+                        _ => Action::StopGroup(number),
                     });
                 }
             }
@@ -389,7 +420,9 @@ impl Supervisor {
             Event::JobGone => self.gone(now, &mut actions),
             Event::Timer => {}
         }
-        self.due(now, &mut actions);
+        if !is_history {
+            self.due(now, &mut actions);
+        }
         actions
     }
 
@@ -399,14 +432,22 @@ impl Supervisor {
                 self.release(Outcome::Interrupted(sig), now, actions);
             }
             Phase::Running(_) if sig == Sig::Cont && self.suspended => {
-                // The lease is proven before the job runs on.
+                // The lease is proven before the job runs on, by an answer to
+                // a question that is asked from now on.
+                self.prove_from = now;
                 if self.renew_at.take().is_some() {
                     actions.push(Action::Renew);
                 }
             }
             Phase::Running(ending) => {
                 actions.push(Action::Forward(sig));
-                self.forwarded.push(sig);
+                match sig {
+                    Sig::Tstp => self.stop_passed_on = Some(now),
+                    Sig::Int | Sig::Quit if !self.passed_on.contains(&sig) => {
+                        self.passed_on.push(sig);
+                    }
+                    _ => {}
+                }
                 if sig.asks_to_stop() {
                     match ending {
                         Some(ending) => {
@@ -468,8 +509,13 @@ impl Supervisor {
                 }
             }
             Phase::Running(None) if self.suspended => {
-                self.suspended = false;
-                actions.push(Action::Resume);
+                if sent >= self.prove_from {
+                    self.suspended = false;
+                    actions.push(Action::Resume);
+                } else {
+                    self.renew_at = None;
+                    actions.push(Action::Renew);
+                }
             }
             _ => {}
         }
@@ -518,10 +564,7 @@ impl Supervisor {
                 }
                 // A stopped job must not run another instruction, and a job
                 // without a guard must not run on.
-                if self.suspended
-                    || matches!(loss, Loss::GuardDied)
-                    || matches!(loss, Loss::Late(_)) && own <= now
-                {
+                if self.suspended || matches!(loss, Loss::GuardDied) || own <= now {
                     kill_at = now;
                 }
                 if let Some(before) = &*ending {
@@ -532,7 +575,7 @@ impl Supervisor {
                 }
                 actions.push(Action::Say(Note::Stopping(loss.clone())));
                 if kill_at > now {
-                    actions.push(Action::Terminate);
+                    actions.push(Action::Terminate(Scope::Tree));
                 }
                 *ending = Some(Ending::new(Why::Lost(loss), kill_at));
             }
@@ -553,11 +596,15 @@ impl Supervisor {
         match self.plan.leftovers {
             Leftovers::Wait => self.name_at = Some(now + NAME_LEFTOVERS),
             Leftovers::Kill => {
-                actions.push(Action::Forward(Sig::Term));
+                actions.push(Action::Terminate(Scope::Group));
                 let ending = Ending::new(Why::Leftovers, now + self.line.grace());
                 self.phase = Phase::Running(Some(ending));
             }
-            Leftovers::Leave => self.gone(now, actions),
+            Leftovers::Leave => {
+                // They are on their own, however long the release takes.
+                actions.push(Action::Extend(now + A_DAY));
+                self.gone(now, actions);
+            }
         }
     }
 
@@ -566,11 +613,11 @@ impl Supervisor {
         let Phase::Running(ending) = &mut self.phase else {
             return;
         };
-        let ended = self.ended.unwrap_or(Ended::Exited(0));
-        let outcome = match ending.take().map(|ending| ending.why) {
-            None | Some(Why::Signal | Why::Leftovers) => Outcome::Ended(ended),
-            Some(Why::Timeout) => Outcome::Timeout(ended),
-            Some(Why::Lost(loss)) => Outcome::Lost(loss, self.ended),
+        let outcome = match (ending.take().map(|ending| ending.why), self.ended) {
+            (Some(Why::Lost(loss)), ended) => Outcome::Lost(loss, ended),
+            (_, None) => Outcome::Unseen,
+            (None | Some(Why::Signal | Why::Leftovers), Some(ended)) => Outcome::Ended(ended),
+            (Some(Why::Timeout), Some(ended)) => Outcome::Timeout(ended),
         };
         self.release(outcome, now, actions);
     }
@@ -585,9 +632,14 @@ impl Supervisor {
 
     fn release(&mut self, outcome: Outcome, now: Tick, actions: &mut Vec<Action>) {
         self.renew_at = None;
+        // Nobody waits long to be told of a loss.
+        let patience = match outcome {
+            Outcome::Lost(..) => self.line.call_limit().min(LOST_PATIENCE),
+            _ => self.line.call_limit() * 2,
+        };
         self.phase = Phase::Releasing(Releasing {
             outcome,
-            give_up: now + self.line.call_limit() * 2,
+            give_up: now + patience,
             retry_at: None,
             doubtful: false,
         });
@@ -660,13 +712,13 @@ impl Supervisor {
         self.foreground
             && [Sig::Int, Sig::Quit]
                 .into_iter()
-                .any(|sig| sig.number() == number && !self.forwarded.contains(&sig))
+                .any(|sig| sig.number() == number && !self.passed_on.contains(&sig))
     }
 
     /// Does what is due by the clock.
     fn due(&mut self, now: Tick, actions: &mut Vec<Action>) {
         if let Phase::Proving = self.phase
-            && now >= self.line.kill_at(self.sent)
+            && now >= self.prove_by
         {
             let why = self
                 .last_error
@@ -680,7 +732,7 @@ impl Supervisor {
             {
                 self.lost(Loss::Late(self.last_error.clone()), now, actions);
             } else if !stopping && self.timeout_at.is_some_and(|moment| now >= moment) {
-                actions.push(Action::Terminate);
+                actions.push(Action::Terminate(Scope::Tree));
                 let ending = Ending::new(Why::Timeout, now + self.line.grace());
                 self.phase = Phase::Running(Some(ending));
             }
@@ -695,6 +747,9 @@ impl Supervisor {
                 KILL_AGAIN.1
             };
             ending.kill_at = now + pause;
+            if since == now && matches!(ending.why, Why::Signal | Why::Leftovers) {
+                actions.push(Action::Say(Note::Killing));
+            }
             actions.push(Action::Kill(match ending.why {
                 Why::Leftovers => Scope::Group,
                 Why::Signal | Why::Timeout | Why::Lost(_) => Scope::Tree,
@@ -703,7 +758,9 @@ impl Supervisor {
                 ending.named = true;
                 actions.push(Action::Name(Naming::Unkillable));
             }
-            if now - since >= HOPELESS && ending.is_loss() {
+            // As long as the lease is ours it is kept, whoever lives on.
+            let over = self.lost || now >= self.line.expires_at(self.sent);
+            if now - since >= HOPELESS && ending.is_loss() && over {
                 self.abandon(now, actions);
             }
         }

@@ -16,6 +16,8 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::unistd::{Pid, getpid};
 
+use crate::supervise::Ended;
+
 /// A line of proc_pid_stat(5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -26,6 +28,7 @@ pub struct Entry {
     /// Its process group.
     pub group: Pid,
     state: u8,
+    threads: u32,
 }
 
 impl Entry {
@@ -43,18 +46,27 @@ impl Entry {
         let mut fields = behind.split_whitespace();
         let state = *fields.next()?.as_bytes().first()?;
         let mut number = || fields.next()?.parse().ok().map(Pid::from_raw);
+        let (parent, group) = (number()?, number()?);
+        // From the sixth field, the session, to the twentieth.
+        let threads = fields.nth(14)?.parse().ok()?;
         Some(Self {
             pid: Pid::from_raw(pid.parse().ok()?),
-            parent: number()?,
-            group: number()?,
+            parent,
+            group,
             state,
+            threads,
         })
     }
 
-    /// Tells whether the process is dead, even if nobody has waited for it.
+    /// Tells whether the process is dead, even if nobody has waited for it. A
+    /// process whose first thread has ended looks like a zombie, and works on
+    /// with the others.
     #[must_use]
     pub fn is_dead(&self) -> bool {
-        matches!(self.state, b'Z' | b'X' | b'x')
+        match self.state {
+            b'Z' => self.threads <= 1,
+            state => matches!(state, b'X' | b'x'),
+        }
     }
 
     /// Tells whether the process is stopped by a signal.
@@ -147,6 +159,70 @@ pub fn descendants(left_out: &[Pid]) -> Vec<Entry> {
     found
 }
 
+/// What has become of a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It was stopped by the signal with this number.
+    Stopped(i32),
+    /// It ended.
+    Ended(Ended),
+}
+
+/// What is asked about a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// Was it stopped since the last time?
+    Stopped,
+    /// Has it ended? It stays a zombie, which keeps its number its own.
+    Ended,
+    /// Has it ended? Its number may be given to another process after that.
+    Reap,
+}
+
+/// Asks about a child without waiting for it. `None` means no, also if there
+/// is no such child.
+///
+/// # Errors
+///
+/// Returns what waitid(2) says.
+#[expect(
+    unsafe_code,
+    reason = "nix's waitid and waitpid cannot tell of a death by a real-time signal"
+)]
+pub fn ask(child: Pid, question: Question) -> io::Result<Option<Fate>> {
+    let id = libc::id_t::try_from(child.as_raw()).unwrap_or(libc::id_t::MAX);
+    let options = libc::WNOHANG
+        | match question {
+            Question::Stopped => libc::WSTOPPED,
+            Question::Ended => libc::WEXITED | libc::WNOWAIT,
+            Question::Reap => libc::WEXITED,
+        };
+    // SAFETY: `info` is zeroed, which is a valid value, and outlives the call;
+    // its union holds a child's state, as waitid(2) says, if a pid was set.
+    let (pid, code, status) = unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        loop {
+            if libc::waitid(libc::P_PID, id, &raw mut info, options) == 0 {
+                break;
+            }
+            match Errno::last() {
+                Errno::EINTR => {}
+                Errno::ECHILD => return Ok(None),
+                error => return Err(error.into()),
+            }
+        }
+        (info.si_pid(), info.si_code, info.si_status())
+    };
+    if pid == 0 {
+        return Ok(None);
+    }
+    Ok(Some(match code {
+        libc::CLD_STOPPED | libc::CLD_TRAPPED => Fate::Stopped(status),
+        libc::CLD_EXITED => Fate::Ended(Ended::Exited(u8::try_from(status).unwrap_or(u8::MAX))),
+        _ => Fate::Ended(Ended::Signaled(status)),
+    }))
+}
+
 /// Sends a signal to a process, unless it is not the one any more that the
 /// entry was read of.
 ///
@@ -155,6 +231,10 @@ pub fn descendants(left_out: &[Pid]) -> Vec<Entry> {
 /// Returns what pidfd_send_signal(2) says, but for a process that is gone:
 /// EPERM if it is another user's by now.
 pub fn signal(entry: &Entry, number: i32) -> io::Result<()> {
+    // A child's number is its own until this process waits for it.
+    if entry.parent == getpid() && Entry::of(entry.pid).is_some_and(|now| now.parent == getpid()) {
+        return send_direct(entry.pid, number);
+    }
     let pinned = match pin(entry.pid) {
         Ok(pinned) => pinned,
         Err(Errno::ESRCH) => return Ok(()),
@@ -194,10 +274,14 @@ fn send_unpinned(entry: &Entry, number: i32) -> io::Result<()> {
     if Entry::of(entry.pid).is_none_or(|now| now.parent != entry.parent) {
         return Ok(());
     }
+    send_direct(entry.pid, number)
+}
+
+fn send_direct(pid: Pid, number: i32) -> io::Result<()> {
     let Ok(signal) = nix::sys::signal::Signal::try_from(number) else {
         return Ok(());
     };
-    match nix::sys::signal::kill(entry.pid, signal) {
+    match nix::sys::signal::kill(pid, signal) {
         Ok(()) | Err(Errno::ESRCH) => Ok(()),
         Err(error) => Err(error.into()),
     }
@@ -237,13 +321,17 @@ mod tests {
     #[test]
     fn lines_of_stat() {
         let of = |line: &str| Entry::parse(line.as_bytes());
-        let entry = of("50 (a) b (c)) S 7 42 42 0 -1").expect("an entry");
+        let line = |state: &str, threads: u32| {
+            format!("50 (a) b (c)) {state} 7 42 42 0 -1 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 1")
+        };
+        let entry = of(&line("S", 3)).expect("an entry");
         assert_eq!(entry.pid, Pid::from_raw(50));
         assert_eq!(entry.parent, Pid::from_raw(7));
         assert_eq!(entry.group, Pid::from_raw(42));
         assert!(!entry.is_dead() && !entry.is_stopped());
-        assert!(of("50 (sh) T 1 42 42 0 -1").is_some_and(|e| e.is_stopped()));
-        assert!(of("50 (sh) Z 1 42 42 0 -1").is_some_and(|e| e.is_dead()));
+        assert!(of(&line("T", 1)).is_some_and(|e| e.is_stopped()));
+        assert!(of(&line("Z", 1)).is_some_and(|e| e.is_dead()));
+        assert!(of(&line("Z", 2)).is_some_and(|e| !e.is_dead()));
         assert_eq!(of("nonsense"), None);
         assert_eq!(of(""), None);
     }

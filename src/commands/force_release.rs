@@ -14,9 +14,12 @@ pub(super) fn force_release(args: &ForceReleaseArgs) -> Result<Exit, Error> {
     let Some(key) = args.key.as_ref().or(args.key_option.as_ref()) else {
         return Err(ConfigError::Usage("a key is needed".to_owned()).into());
     };
-    let mut store = super::open(&args.store)?;
-    let rows: Vec<Holder> = store
-        .holders(Some(key))?
+    if !args.yes && !output::can_ask() {
+        let why = "there is no terminal to ask on: give --yes";
+        return Err(ConfigError::Usage(why.to_owned()).into());
+    }
+    let (mut store, limit) = super::open(&args.store)?;
+    let rows: Vec<Holder> = super::patiently(limit, |_| store.holders(Some(key)))?
         .into_iter()
         .filter(|row| args.slot.is_none_or(|slot| row.grant.slot == slot))
         .filter(|row| {
@@ -26,9 +29,10 @@ pub(super) fn force_release(args: &ForceReleaseArgs) -> Result<Exit, Error> {
         })
         .collect();
     if rows.is_empty() {
-        let whose = match args.owner {
-            Some(_) => "not held by that owner",
-            None => "free",
+        let whose = match (&args.owner, args.slot) {
+            (Some(_), _) => "not held by that owner".to_owned(),
+            (None, Some(slot)) => format!("free in slot {slot}"),
+            (None, None) => "free".to_owned(),
         };
         console.say(&format_args!("\"{key}\" is {whose}: nothing to release"));
         return Ok(Status::NotHeld.into());
@@ -40,32 +44,21 @@ pub(super) fn force_release(args: &ForceReleaseArgs) -> Result<Exit, Error> {
                 .map(|row| describe(row) + "\n")
                 .collect::<String>()
         );
-        match output::ask(&question) {
-            Some(answer) if answer == "yes" => {}
-            Some(_) => {
-                console.say(&"nothing was released");
-                return Ok(Status::Usage.into());
-            }
-            None => {
-                let why = "there is no terminal to ask on: give --yes";
-                return Err(ConfigError::Usage(why.to_owned()).into());
-            }
+        let answer = output::ask(&question)?.to_lowercase();
+        if !["y", "yes"].contains(&answer.as_str()) {
+            console.say(&"nothing was released, because the answer was not yes");
+            return Ok(Status::Usage.into());
         }
     }
-    let mut removed = 0;
+    let mut removed = String::new();
     for row in &rows {
         // The grant is checked again by the statement itself, so a holder who
         // came after the question cannot be hit.
-        match store.release(&row.grant)? {
+        match super::give_back(&mut *store, &row.grant, limit)? {
             Released::Released => {
-                removed += 1;
-                output::print(&format!("released: {}\n", describe(row)))?;
-                if row.state == State::Held && row.kind == Kind::Run {
-                    console.say(&format_args!(
-                        "warning: the job on {} may run on for up to {}, until its dblock notices",
-                        row.claimant.host,
-                        rough(row.ttl)
-                    ));
+                removed += &format!("released: {}\n", describe(row));
+                if args.yes {
+                    console.warn(&danger(row));
                 }
             }
             Released::NotHeld => console.say(&format_args!(
@@ -74,11 +67,29 @@ pub(super) fn force_release(args: &ForceReleaseArgs) -> Result<Exit, Error> {
             )),
         }
     }
-    Ok(if removed == 0 {
+    // What was done is done, whether anybody reads of it or not.
+    if let Err(error) = output::print(&removed) {
+        console.say(&format_args!(
+            "warning: cannot write what was released: {error}"
+        ));
+    }
+    Ok(if removed.is_empty() {
         Status::NotHeld.into()
     } else {
         Exit::SUCCESS
     })
+}
+
+/// Returns a line that says what else may happen, if anything.
+fn danger(row: &Holder) -> String {
+    if row.state != State::Held || row.kind != Kind::Run {
+        return String::new();
+    }
+    format!(
+        "warning: the job on {} may run on for up to {}, until its dblock notices\n",
+        row.claimant.host,
+        rough(row.ttl)
+    )
 }
 
 fn describe(row: &Holder) -> String {
@@ -86,11 +97,17 @@ fn describe(row: &Holder) -> String {
         State::Held => format!("{} left", rough(row.remaining)),
         State::Expired => "expired".to_owned(),
     };
+    let what = match row.claimant.command.as_str() {
+        "" => String::new(),
+        command => format!(", running {command}"),
+    };
+    let note = row.claimant.note.as_ref();
     format!(
-        "\"{}\" held by {} for {}, {left}, owner {}, token {}",
+        "\"{}\" is held by {} for {}, {left}{what}{}, owner {}, token {}",
         row.grant.key,
         Who(row),
         rough(row.held),
+        note.map_or(String::new(), |note| format!(" ({note})")),
         row.grant.owner,
         row.grant.token
     )

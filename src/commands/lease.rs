@@ -1,5 +1,7 @@
 //! Leases that a script holds by hand: `acquire`, `renew`, `release`, `check`.
 
+use std::time::Duration;
+
 use anyhow::{Context, Error};
 
 use super::obtain::{dismiss, obtain, patience};
@@ -11,7 +13,6 @@ use crate::exit::{Exit, Status};
 use crate::inbox::{Inbox, Incoming};
 use crate::keeper::{Call, Keeper, Reply};
 use crate::lock::{Grant, Holder, Key, Kind, Owner, State, Ttl, to_millis};
-use crate::origin;
 use crate::output::{self, AcquiredReport, Console, HeldBy, rough};
 use crate::signals::Relay;
 use crate::store::{Limits, Released, Renewed, Revive, Store};
@@ -20,8 +21,10 @@ use crate::store::{Limits, Released, Renewed, Revive, Store};
 /// could ever release the lock, so the lease is given back.
 pub(super) fn acquire(args: &AcquireArgs) -> Result<Exit, Error> {
     let console = super::console(&args.store);
-    let relay = Relay::install().context("cannot install signal handlers")?;
     let settings = config::settings(&args.store)?;
+    let claimant = config::claimant(&[], args.lock.note.clone());
+    // From here on no signal is lost.
+    let relay = Relay::install().context("cannot install signal handlers")?;
     let mut inbox = Inbox::new(relay).context("cannot wait for events")?;
     let store = settings.endpoint.open(Limits {
         idle: args.lock.ttl.get(),
@@ -33,7 +36,7 @@ pub(super) fn acquire(args: &AcquireArgs) -> Result<Exit, Error> {
         key: key.clone(),
         ttl: args.lock.ttl,
         kind: Kind::Acquire,
-        claimant: config::claimant(&[], args.lock.note.clone()),
+        claimant,
         patience: patience(&args.lock),
         contact: settings.connect_timeout,
     };
@@ -71,48 +74,73 @@ pub(super) fn acquire(args: &AcquireArgs) -> Result<Exit, Error> {
     } else {
         format!("{}\n", grant.owner)
     };
-    let printed = if origin::was_closed(1) {
-        Err(std::io::Error::other("standard output is closed"))
+    let ttl = args.lock.ttl.get();
+    // Whoever gets the id must have time to use it.
+    let usable = if clock::now() - won.sent < ttl / 2 {
+        output::deliver(&text).map_err(|error| {
+            (
+                Status::Internal,
+                format!("the owner id cannot be written: {error}"),
+            )
+        })
     } else {
-        output::print(&text)
+        let why = "the database took too long to answer for this TTL".to_owned();
+        Err((Status::Unavailable, why))
     };
-    if let Err(error) = printed {
-        give_back(&grant, &keeper, &mut inbox, settings.connect_timeout);
+    let Err((status, why)) = usable else {
         dismiss(keeper, &mut inbox);
-        console.say(&format_args!(
-            "cannot write the owner id, so \"{key}\" was given back: {error}"
+        console.tell(&format_args!(
+            "\"{key}\" granted with token {}",
+            grant.token
         ));
-        return Ok(Status::Internal.into());
+        return Ok(Exit::SUCCESS);
+    };
+    if give_back(&grant, &keeper, &mut inbox, settings.connect_timeout) {
+        console.say(&format_args!("{why}; \"{key}\" was given back"));
+    } else {
+        let left = ttl.saturating_sub(clock::now() - won.sent);
+        console.say(&format_args!(
+            "{why}; \"{key}\" could not be given back and expires in {}, owner {}",
+            rough(left),
+            grant.owner
+        ));
     }
     dismiss(keeper, &mut inbox);
-    console.tell(&format_args!(
-        "\"{key}\" granted with token {}",
-        grant.token
-    ));
-    Ok(Exit::SUCCESS)
+    Ok(status.into())
 }
 
-fn give_back(grant: &Grant, keeper: &Keeper, inbox: &mut Inbox, limit: std::time::Duration) {
+/// Gives the lease back through the keeper, and tells whether it worked.
+fn give_back(grant: &Grant, keeper: &Keeper, inbox: &mut Inbox, limit: Duration) -> bool {
     keeper.ask(Call::Release(grant.clone()));
     let limit = clock::now() + limit;
     while clock::now() < limit {
         let Ok(happened) = inbox.wait(Some(limit), None) else {
-            return;
+            return false;
         };
-        let answered = happened.iter().any(|incoming| {
-            matches!(incoming, Incoming::Answer(answer) if matches!(answer.reply, Reply::Released(_)))
-        });
-        if answered {
-            return;
+        for incoming in happened {
+            match incoming {
+                Incoming::Answer(answer) => match answer.reply {
+                    // A row that is gone was given back by an earlier attempt.
+                    Reply::Released(Ok(_)) => return true,
+                    Reply::Released(Err(error)) if error.may_pass() => {
+                        std::thread::park_timeout(Duration::from_millis(50));
+                        keeper.ask(Call::Release(grant.clone()));
+                    }
+                    Reply::Released(Err(_)) | Reply::Gone => return false,
+                    _ => {}
+                },
+                Incoming::Signal(_) | Incoming::Guard | Incoming::Timer => {}
+            }
         }
     }
+    false
 }
 
 pub(super) fn renew(args: &RenewArgs) -> Result<Exit, Error> {
     let console = super::console(&args.store);
     let (key, owner) = (&args.lease.key, &args.lease.owner);
-    let mut store = super::open(&args.store)?;
-    let held = match find(&mut *store, key, owner)? {
+    let (mut store, limit) = super::open(&args.store)?;
+    let held = match find(&mut *store, limit, key, owner)? {
         Found::Held(held) => held,
         Found::Not(why) => return Ok(not_held(console, &why)),
     };
@@ -121,7 +149,8 @@ pub(super) fn renew(args: &RenewArgs) -> Result<Exit, Error> {
         Some(ttl) => ttl,
         None => Ttl::new(held.ttl).context("the lease's present TTL cannot be kept")?,
     };
-    match store.renew(&held.grant, ttl, Revive::Refused)? {
+    let renewed = super::patiently(limit, |_| store.renew(&held.grant, ttl, Revive::Refused))?;
+    match renewed {
         Renewed::Extended => {
             console.tell(&format_args!("\"{key}\" renewed for {ttl}"));
             Ok(Exit::SUCCESS)
@@ -133,20 +162,20 @@ pub(super) fn renew(args: &RenewArgs) -> Result<Exit, Error> {
 pub(super) fn release(args: &ReleaseArgs) -> Result<Exit, Error> {
     let console = super::console(&args.store);
     let (key, owner) = (&args.lease.key, &args.lease.owner);
-    let mut store = super::open(&args.store)?;
-    let rows = store.holders(Some(key))?;
+    let (mut store, limit) = super::open(&args.store)?;
+    let rows = super::patiently(limit, |_| store.holders(Some(key)))?;
     // An expired lease that nobody has taken is still there to be given back,
     // but the caller must learn that it was not protected to the end.
     let Some(row) = rows.iter().find(|row| row.grant.owner == *owner) else {
         return Ok(not_held(console, &why_not(key, owner, &rows)));
     };
-    match store.release(&row.grant)? {
+    match super::give_back(&mut *store, &row.grant, limit)? {
         Released::Released if row.state == State::Expired => {
             Ok(not_held(console, &why_not(key, owner, &rows)))
         }
         Released::Released => Ok(Exit::SUCCESS),
         Released::NotHeld => {
-            let rows = store.holders(Some(key))?;
+            let rows = super::patiently(limit, |_| store.holders(Some(key)))?;
             Ok(not_held(console, &why_not(key, owner, &rows)))
         }
     }
@@ -158,8 +187,8 @@ pub(super) fn check(args: &CheckArgs) -> Result<Exit, Error> {
         (Some(key), Some(owner)) => (key.clone(), owner.clone()),
         _ => config::surrounding_lease()?,
     };
-    let mut store = super::open(&args.store)?;
-    let held = match find(&mut *store, &key, &owner)? {
+    let (mut store, limit) = super::open(&args.store)?;
+    let held = match find(&mut *store, limit, &key, &owner)? {
         Found::Held(held) => held,
         Found::Not(why) => return Ok(not_held(console, &why)),
     };
@@ -179,8 +208,8 @@ enum Found {
     Not(String),
 }
 
-fn find(store: &mut dyn Store, key: &Key, owner: &Owner) -> Result<Found, Error> {
-    let rows = store.holders(Some(key))?;
+fn find(store: &mut dyn Store, limit: Duration, key: &Key, owner: &Owner) -> Result<Found, Error> {
+    let rows = super::patiently(limit, |_| store.holders(Some(key)))?;
     let own = |row: &&Holder| row.grant.owner == *owner && row.state == State::Held;
     Ok(match rows.iter().find(own) {
         Some(row) => Found::Held(Box::new(row.clone())),

@@ -9,13 +9,17 @@ mod obtain;
 mod run;
 mod status;
 
+use std::time::Duration;
+
 use anyhow::Error;
 
 use crate::cli::{Cli, Command, StoreArgs};
+use crate::clock;
 use crate::config;
 use crate::exit::Exit;
+use crate::lock::Grant;
 use crate::output::{self, Console};
-use crate::store::{Limits, Store};
+use crate::store::{Limits, Released, Store, StoreError};
 
 /// Carries out a command and says in one line what went wrong, if anything.
 pub(crate) fn carry_out(cli: &Cli) -> Exit {
@@ -33,22 +37,61 @@ pub(crate) fn carry_out(cli: &Cli) -> Exit {
     done.unwrap_or_else(|error| failed(&error))
 }
 
-/// Says what went wrong. A reader that has gone away, as in `| head`, is no
-/// error of ours.
+/// Says what went wrong.
 fn failed(error: &Error) -> Exit {
-    if Exit::is_broken_pipe(error) {
-        return Exit::SUCCESS;
-    }
     Console::default().say(&format_args!("{error:#}"));
     Exit::of(error)
 }
 
+/// Makes a call that may be repeated until it is answered, within the limit
+/// for a connection. `call` is told whether an earlier attempt may have been
+/// carried out.
+fn patiently<T>(
+    limit: Duration,
+    mut call: impl FnMut(bool) -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    let give_up = clock::now() + limit;
+    let mut doubtful = false;
+    loop {
+        match call(doubtful) {
+            // A connection that cannot be made is not tried again: whoever
+            // calls by hand sees it sooner.
+            Err(error @ (StoreError::Transient(_) | StoreError::Unavailable(_)))
+                if clock::now() < give_up =>
+            {
+                doubtful |= error.outcome_unknown();
+                let pause = Duration::from_millis(fastrand::u64(20..100));
+                std::thread::park_timeout(pause);
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Gives a lease back. A row that is gone after an attempt of unknown outcome
+/// was given back by that one.
+fn give_back(
+    store: &mut dyn Store,
+    grant: &Grant,
+    limit: Duration,
+) -> Result<Released, StoreError> {
+    patiently(limit, |doubtful| {
+        let released = store.release(grant)?;
+        Ok(if doubtful {
+            Released::Released
+        } else {
+            released
+        })
+    })
+}
+
 /// Returns the store that the arguments and the configuration name, for a
-/// command that makes a few calls and ends.
-fn open(args: &StoreArgs) -> Result<Box<dyn Store>, Error> {
+/// command that makes a few calls and ends, and the limit for each.
+fn open(args: &StoreArgs) -> Result<(Box<dyn Store>, Duration), Error> {
     let settings = config::settings(args)?;
-    let limits = Limits::for_command(settings.connect_timeout);
-    Ok(settings.endpoint.open(limits))
+    let limit = settings.connect_timeout;
+    let limits = Limits::for_command(limit);
+    Ok((settings.endpoint.open(limits), limit))
 }
 
 fn console(args: &StoreArgs) -> Console {

@@ -1,11 +1,14 @@
 //! `dblock run`: the hands of [`crate::supervise`]. It makes no decision.
 
 use std::collections::VecDeque;
-use std::io;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
 use anyhow::{Context, Error};
+use nix::libc;
 use nix::unistd::Pid;
 
 use super::obtain::{dismiss, obtain, patience};
@@ -33,6 +36,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
     let console = super::console(&args.store);
     let line = Timeline::new(args.lock.ttl, args.kill_after)?;
     let settings = config::settings(&args.store)?;
+    let claimant = config::claimant(&args.command, args.lock.note.clone());
     // Before there is a second thread or a handler.
     let guard = Guard::fork(|inherited| job_spec(args, inherited))
         .context("cannot start the guard process")?;
@@ -41,7 +45,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
     let mut inbox = Inbox::new(relay).context("cannot wait for events")?;
     let store = settings.endpoint.open(Limits {
         connect: settings.connect_timeout,
-        call: line.call_limit().min(settings.connect_timeout),
+        call: line.call_limit(),
         idle: args.lock.ttl.get(),
     });
     let mut keeper = Keeper::start(store, inbox.postbox()).context("cannot start a thread")?;
@@ -50,7 +54,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
         key: args.lock.key.clone(),
         ttl: args.lock.ttl,
         kind: Kind::Run,
-        claimant: config::claimant(&args.command, args.lock.note.clone()),
+        claimant,
         patience: patience(&args.lock),
         contact: settings.connect_timeout,
     };
@@ -71,6 +75,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
                 guard,
                 terminal: Terminal::open(),
                 naming: None,
+                gone_at: None,
             };
             let plan = Plan {
                 line,
@@ -125,6 +130,7 @@ struct Hands<'a> {
     guard: Guard,
     terminal: Option<Terminal>,
     naming: Option<Naming>,
+    gone_at: Option<Tick>,
 }
 
 impl Hands<'_> {
@@ -152,22 +158,16 @@ impl Hands<'_> {
         }
     }
 
-    /// Makes the machine's events of what has come in.
+    /// Makes the machine's events of what has come in. What the guard reports
+    /// comes first: it happened before dblock could look.
     fn events(&mut self, incoming: Vec<Incoming>) -> Vec<Event> {
-        let mut events = Vec::new();
+        let mut events = self.guard_events();
         for thing in incoming {
             match thing {
-                Incoming::Signal(Sig::Child) | Incoming::Guard => {
-                    events.extend(self.guard_events());
-                }
+                Incoming::Signal(Sig::Child) | Incoming::Guard => {}
                 Incoming::Signal(sig) => events.push(Event::Signal(sig)),
                 Incoming::Answer(answer) => events.push(Event::Answer(answer.sent, answer.reply)),
-                Incoming::Timer => {
-                    if self.guard.must_look() {
-                        events.extend(self.guard_events());
-                    }
-                    events.push(Event::Timer);
-                }
+                Incoming::Timer => events.push(Event::Timer),
             }
         }
         events
@@ -189,7 +189,11 @@ impl Hands<'_> {
                     events.push(Event::JobStopped(number));
                 }
                 Report::Ended(ended) => events.push(Event::JobEnded(ended)),
-                Report::Left => events.push(Event::JobLeft),
+                Report::Left => {
+                    // The keyboard is for dblock again, and so for what is left.
+                    self.take_terminal_back();
+                    events.push(Event::JobLeft);
+                }
                 Report::Expired => events.push(Event::GuardExpired),
                 Report::Survivors(pids) => {
                     if let Some(why) = self.naming.take() {
@@ -197,6 +201,7 @@ impl Hands<'_> {
                     }
                 }
                 Report::Gone => {
+                    self.gone_at = Some(clock::now());
                     self.take_terminal_back();
                     events.push(Event::JobGone);
                 }
@@ -245,7 +250,7 @@ impl Hands<'_> {
                 }
                 self.guard.forward(sig);
             }
-            Action::Terminate => self.guard.terminate(),
+            Action::Terminate(scope) => self.guard.terminate(scope),
             Action::Kill(scope) => self.guard.kill(scope),
             Action::Name(why) => {
                 self.naming = Some(why);
@@ -309,11 +314,16 @@ impl Hands<'_> {
             Outcome::Timeout(ended) => (
                 "timeout",
                 Some(format!(
-                    "the job took longer than --timeout allows and was ended: {ended}"
+                    "the job under \"{key}\" took longer than {} and was ended: {ended}",
+                    humantime::format_duration(self.args.timeout.unwrap_or_default())
                 )),
             ),
             Outcome::NotStarted(fault) => ("not-started", Some(fault.text.clone())),
             Outcome::Interrupted(_) => ("interrupted", None),
+            Outcome::Unseen => (
+                "error",
+                Some(format!("nobody has seen how the job under \"{key}\" ended")),
+            ),
             Outcome::Unproven(why) => (
                 "error",
                 Some(format!(
@@ -335,7 +345,9 @@ impl Hands<'_> {
             token: Some(self.won.grant.token),
             acquired_at: Some(self.acquired_at.clone()),
             waited_ms: millis(waited),
-            held_ms: Some(millis(clock::now() - self.granted_at)),
+            held_ms: Some(millis(
+                self.gone_at.unwrap_or_else(clock::now) - self.granted_at,
+            )),
             renewals: self.renewals,
             reason,
             holder: None,
@@ -408,7 +420,16 @@ fn write_report(args: &RunArgs, console: Console, report: &RunReport<'_>) {
     };
     let written = output::json(report)
         .map_err(io::Error::from)
-        .and_then(|text| std::fs::write(path, text));
+        .and_then(|text| {
+            // A pipe that nobody reads must not keep dblock here.
+            let mut file = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .custom_flags(libc::O_NONBLOCK)
+                .open(path)?;
+            file.write_all(text.as_bytes())
+        });
     if let Err(error) = written {
         console.say(&format_args!(
             "warning: cannot write the report {}: {error}",

@@ -1,5 +1,6 @@
 //! `dblock status`: who holds which locks. It only reads.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use anyhow::{Context, Error};
@@ -20,11 +21,11 @@ pub(super) fn status(args: &StatusArgs) -> Result<Exit, Error> {
     let mut keys: Vec<Key> = args.keys.iter().chain(&args.more_keys).cloned().collect();
     keys.sort();
     keys.dedup();
-    let mut store = super::open(&args.store)?;
+    let (mut store, limit) = super::open(&args.store)?;
     if args.watch {
         return watch(&mut *store, &keys);
     }
-    let rows = look(&mut *store, &keys)?;
+    let rows = super::patiently(limit, |_| look(&mut *store, &keys))?;
     let text = if args.json {
         output::json(&rows.iter().map(StatusRow::new).collect::<Vec<_>>())?
     } else {
@@ -48,7 +49,11 @@ fn watch(store: &mut dyn Store, keys: &[Key]) -> Result<Exit, Error> {
             Ok(rows) => output::status_table(&rows, &free(keys, &rows)),
             Err(error) => format!("{error}\n"),
         };
-        output::print(&format!("{CLEAR}{shown}"))?;
+        match output::deliver(&format!("{CLEAR}{shown}")) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(Exit::SUCCESS),
+            Err(error) => return Err(error.into()),
+        }
         if interrupt.wait(EVERY) {
             return Ok(Exit::SUCCESS);
         }

@@ -43,8 +43,9 @@ pub const MYSQL_SCHEMA: &str = include_str!("../../schema.sql");
 ///   tells by its variant what is known of the outcome: after
 ///   [`StoreError::Unavailable`] the call may have been carried out or not,
 ///   after every other error it was not.
-/// - **No call retries, waits for a lock or sleeps by itself.** Each ends
-///   within the limits given to [`Endpoint::open`]. Patience lives above.
+/// - **No call tries again by itself.** Each ends within the limits given to
+///   [`Endpoint::open`], also if the database makes it wait for something.
+///   Patience lives above.
 /// - **Connections are the store's affair.** It connects when a call needs it
 ///   and drops a connection that may be out of step; a caller that tries again
 ///   after an error gets a fresh one.
@@ -209,9 +210,10 @@ impl StoreError {
 /// How long a store may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// For a connection: name lookup and each address tried.
+    /// For a connection with all its phases, while no lease is held.
     pub connect: Duration,
-    /// For each exchange on a connection.
+    /// For each exchange on a connection, and for a new connection while a
+    /// lease is held.
     pub call: Duration,
     /// Longest time that a connection is expected to be idle.
     pub idle: Duration,
@@ -233,11 +235,6 @@ impl Limits {
 pub trait Endpoint: Debug + Send {
     /// Returns a store that connects at its first call.
     fn open(&self, limits: Limits) -> Box<dyn Store>;
-
-    /// Returns the SQL that `dblock init` would run, if there is any to show.
-    fn schema_sql(&self) -> Option<&'static str> {
-        None
-    }
 }
 
 /// Understands the part of a URL behind the scheme's colon.

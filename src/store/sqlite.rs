@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, ErrorCode, Row, Transaction, TransactionBehavior, params};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Row, Transaction, TransactionBehavior, params};
 
 use super::url::{Secret, UrlError};
 use super::{
@@ -117,6 +117,19 @@ struct Now<'a> {
 }
 
 impl SqliteStore {
+    /// Runs `work` as [`Self::transaction`] does, unless there is no file: to
+    /// look for a row makes none. The answer is `nothing` then.
+    fn look<T>(
+        &mut self,
+        nothing: T,
+        work: impl FnOnce(&Transaction<'_>, &Now<'_>) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        if self.open.is_none() && matches!(self.path.try_exists(), Ok(false)) {
+            return Ok(nothing);
+        }
+        self.transaction(work)
+    }
+
     /// Runs `work` in a transaction that holds the write lock, and commits it.
     fn transaction<T>(
         &mut self,
@@ -201,7 +214,7 @@ impl Store for SqliteStore {
     }
 
     fn renew(&mut self, grant: &Grant, ttl: Ttl, revive: Revive) -> Result<Renewed, StoreError> {
-        self.transaction(|transaction, now| {
+        self.look(Renewed::Lost(Vec::new()), |transaction, now| {
             let expires_after = match revive {
                 Revive::Allowed => i64::MIN,
                 Revive::Refused => signed(now.millis),
@@ -230,7 +243,7 @@ impl Store for SqliteStore {
     }
 
     fn release(&mut self, grant: &Grant) -> Result<Released, StoreError> {
-        self.transaction(|transaction, _| {
+        self.look(Released::NotHeld, |transaction, _| {
             let gone = transaction
                 .prepare_cached(
                     "DELETE FROM dblock_lock \
@@ -251,11 +264,11 @@ impl Store for SqliteStore {
     }
 
     fn forget(&mut self, key: &Key, owners: &[Owner]) -> Result<(), StoreError> {
-        self.transaction(|transaction, _| delete_owners(transaction, key, owners))
+        self.look((), |transaction, _| delete_owners(transaction, key, owners))
     }
 
     fn holders(&mut self, key: Option<&Key>) -> Result<Vec<Holder>, StoreError> {
-        self.transaction(|transaction, now| select(transaction, now, key))
+        self.look(Vec::new(), |transaction, now| select(transaction, now, key))
     }
 
     fn init(&mut self) -> Result<Initialized, StoreError> {
@@ -292,6 +305,10 @@ fn open(path: &Path, patience: Duration) -> Result<(Open, Initialized), StoreErr
         .map_err(|error| fault(path, &error))
         .and_then(|(open, state)| match state {
             Ok(state) => Ok((open, state)),
+            Err(0) => Err(StoreError::Schema(format!(
+                "{} is the database of another program",
+                path.display()
+            ))),
             Err(newer) => Err(StoreError::Schema(format!(
                 "the lock file {} is of schema version {newer}, and this dblock knows versions \
                  up to {VERSION}: install a newer dblock",
@@ -306,7 +323,13 @@ fn prepare(
     path: &Path,
     patience: Duration,
 ) -> rusqlite::Result<(Connection, Result<Initialized, i64>)> {
-    let mut connection = Connection::open(path)?;
+    // SQLite takes some names for other things than files, which would exclude
+    // nobody: a name with a folder before it is none of them.
+    let named = Path::new(".").join(path);
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+        | OpenFlags::SQLITE_OPEN_CREATE
+        | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut connection = Connection::open_with_flags(named, flags)?;
     connection.busy_timeout(patience)?;
     // A journal mode that is set already costs no write.
     connection.pragma_update(None, "journal_mode", "WAL")?;
@@ -325,7 +348,9 @@ fn prepare(
         // Another process may be at the same; the write lock decides.
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         found = version(&transaction)?;
-        if found == 0 {
+        let others: i64 =
+            transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+        if found == 0 && others == 0 {
             transaction.execute_batch(SCHEMA)?;
             transaction.pragma_update(None, "user_version", VERSION)?;
             found = VERSION;
@@ -445,6 +470,9 @@ fn fault(path: &Path, error: &rusqlite::Error) -> StoreError {
         _ => None,
     };
     match code {
+        Some(ErrorCode::Unknown) if error.to_string().contains("no such ") => StoreError::Schema(
+            format!("the tables in the lock file {file} are not as they should be: {error}"),
+        ),
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
             StoreError::Transient(format!("the lock file {file} is busy: {error}"))
         }
@@ -483,6 +511,35 @@ mod tests {
         assert!(endpoint("///a/locks.db", None).is_ok());
         assert!(endpoint("//a/locks.db", None).is_err());
         assert!(endpoint("", None).is_err());
+    }
+
+    #[test]
+    fn names_that_are_no_files_to_sqlite_are_files_here() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in [":memory:", "file:x?mode=memory"] {
+            let path = folder.path().join(name);
+            let limit = Duration::from_secs(5);
+            assert!(open(&path, limit).is_ok());
+            assert!(path.exists(), "{name}");
+        }
+        assert_eq!(Path::new(".").join(":memory:"), Path::new("./:memory:"));
+    }
+
+    #[test]
+    fn the_database_of_another_program_is_left_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("other.db");
+        let other = Connection::open(&path).expect("a database");
+        other.execute_batch("CREATE TABLE t (x)").expect("a table");
+        let refused = open(&path, Duration::from_secs(5)).map(|_| ());
+        assert!(matches!(refused, Err(StoreError::Schema(_))), "{refused:?}");
+        other
+            .execute_batch("PRAGMA user_version = 1")
+            .expect("a version");
+        let refused = file(path)
+            .open(Limits::for_command(Duration::from_secs(5)))
+            .holders(None);
+        assert!(matches!(refused, Err(StoreError::Schema(_))), "{refused:?}");
     }
 
     #[test]

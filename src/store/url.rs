@@ -61,7 +61,7 @@ impl UrlError {
     }
 
     pub(super) fn unknown_scheme(known: impl Iterator<Item = &'static str>) -> Self {
-        let known: Vec<_> = known.map(|scheme| format!("{scheme}:")).collect();
+        let known: Vec<_> = known.collect();
         Self(format!(
             "unknown scheme, known are {}: expected {FORMS}",
             known.join(" and ")

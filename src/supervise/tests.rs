@@ -153,7 +153,7 @@ fn a_silent_store_does_not_delay_the_end() {
     assert_eq!(machine.wake_at(), Some(at(8400)));
     assert_eq!(
         deeds(machine.step(Event::Timer, at(8400))),
-        [Action::Terminate]
+        [Action::Terminate(Scope::Tree)]
     );
     assert_eq!(machine.wake_at(), Some(at(11_400)));
     assert_eq!(machine.step(Event::Timer, at(11_400)), [TREE]);
@@ -177,7 +177,7 @@ fn not_yours_is_final_at_once() {
     assert_eq!(machine.step(Event::Timer, at(4000)), [Action::Renew]);
     assert_eq!(
         deeds(machine.step(lost(4000), at(4001))),
-        [Action::Terminate]
+        [Action::Terminate(Scope::Tree)]
     );
     assert_eq!(machine.wake_at(), Some(at(7001)));
     assert_eq!(
@@ -195,10 +195,21 @@ fn not_yours_is_final_at_once() {
 }
 
 #[test]
+fn not_yours_that_comes_late_leaves_no_grace() {
+    let mut machine = running();
+    assert_eq!(machine.step(Event::Timer, at(4000)), [Action::Renew]);
+    let actions = deeds(machine.step(lost(4000), at(11_500)));
+    assert_eq!(actions, [TREE]);
+}
+
+#[test]
 fn a_dead_keeper_is_a_lost_lease() {
     let mut machine = running();
     let gone = Event::Answer(at(100), Reply::Gone);
-    assert_eq!(deeds(machine.step(gone, at(100))), [Action::Terminate]);
+    assert_eq!(
+        deeds(machine.step(gone, at(100))),
+        [Action::Terminate(Scope::Tree)]
+    );
 }
 
 #[test]
@@ -222,6 +233,8 @@ fn a_job_that_ended_before_the_loss_keeps_its_status() {
 #[test]
 fn a_release_is_repeated_and_bounded() {
     let mut machine = running();
+    let ended = Event::JobEnded(Ended::Exited(0));
+    assert_eq!(machine.step(ended, at(3000)), []);
     assert_eq!(machine.step(Event::JobGone, at(3000)), [Action::Release]);
     assert_eq!(machine.step(released(Err(unavailable())), at(3001)), []);
     let retry = machine.wake_at().expect("a moment");
@@ -239,6 +252,8 @@ fn a_release_is_repeated_and_bounded() {
 
     // "Not held" after an unknown outcome means that it had worked.
     let mut machine = running();
+    let ended = Event::JobEnded(Ended::Exited(0));
+    assert_eq!(machine.step(ended, at(3000)), []);
     assert_eq!(machine.step(Event::JobGone, at(3000)), [Action::Release]);
     assert_eq!(machine.step(released(Err(unavailable())), at(3001)), []);
     let end = machine.step(released(Ok(Released::NotHeld)), at(3500));
@@ -254,7 +269,7 @@ fn a_second_stop_signal_shortens_the_grace_and_never_restarts_it() {
     let actions = machine.step(Event::Signal(Sig::Term), at(2000));
     assert_eq!(actions, [Action::Forward(Sig::Term)]);
     assert_eq!(machine.wake_at(), Some(at(3000)));
-    assert_eq!(machine.step(Event::Timer, at(3000)), [TREE]);
+    assert_eq!(deeds(machine.step(Event::Timer, at(3000))), [TREE]);
     assert_eq!(
         machine.step(Event::JobEnded(Ended::Signaled(9)), at(3001)),
         []
@@ -290,7 +305,10 @@ fn a_job_that_takes_too_long() {
         []
     );
     assert_eq!(machine.wake_at(), Some(at(1020)));
-    assert_eq!(machine.step(Event::Timer, at(1020)), [Action::Terminate]);
+    assert_eq!(
+        machine.step(Event::Timer, at(1020)),
+        [Action::Terminate(Scope::Tree)]
+    );
     assert_eq!(
         machine.step(Event::JobEnded(Ended::Exited(0)), at(1100)),
         []
@@ -322,6 +340,17 @@ fn a_suspended_job_goes_on_only_under_a_proven_lease() {
     let actions = machine.step(Event::Signal(Sig::Cont), at(3000));
     assert_eq!(actions, [Action::Renew]);
     assert_eq!(deeds(machine.step(lost(3000), at(3001))), [TREE]);
+
+    // An answer that was under way proves nothing about the time since.
+    let mut machine = running();
+    assert_eq!(machine.step(Event::Timer, at(4000)), [Action::Renew]);
+    let actions = machine.step(Event::JobStopped(20), at(4001));
+    assert_eq!(actions, [Action::StopGroup(20)]);
+    assert_eq!(machine.step(Event::Signal(Sig::Cont), at(8000)), []);
+    let actions = deeds(machine.step(extended(4000), at(8001)));
+    assert_eq!(actions, [Action::Renew]);
+    let actions = deeds(machine.step(extended(8001), at(8002)));
+    assert_eq!(actions, [Action::Resume]);
 
     // Longer than the lease: killed without another instruction.
     let mut machine = running();
@@ -364,12 +393,13 @@ fn a_guard_that_acted_first_means_that_the_lease_was_lost() {
 fn a_job_that_ended_while_dblock_was_stopped_keeps_its_status() {
     let mut machine = running();
     let ended = Ended::Exited(0);
+    // Heard of a minute later, when dblock goes on.
+    assert_eq!(machine.step(Event::JobEnded(ended), at(60_000)), []);
     assert_eq!(
-        deeds(machine.step(Event::JobGone, at(5_000))),
+        deeds(machine.step(Event::JobGone, at(60_000))),
         [Action::Release]
     );
-    assert_eq!(machine.step(Event::JobEnded(ended), at(5_000)), []);
-    let end = machine.step(released(Ok(Released::Released)), at(5_001));
+    let end = machine.step(released(Ok(Released::Released)), at(60_001));
     assert_eq!(end, [Action::Finish(Outcome::Ended(ended))]);
 }
 
@@ -383,6 +413,28 @@ fn a_dead_guard_ends_the_job_and_frees_the_lock() {
     let end = machine.step(released(Ok(Released::Released)), at(111));
     let outcome = Outcome::Lost(Loss::GuardDied, Some(killed));
     assert_eq!(end, [Action::Finish(outcome)]);
+}
+
+#[test]
+fn an_end_that_nobody_saw_is_no_success() {
+    let mut machine = running();
+    assert_eq!(machine.step(Event::JobGone, at(100)), [Action::Release]);
+    let end = machine.step(released(Ok(Released::Released)), at(101));
+    assert_eq!(end, [Action::Finish(Outcome::Unseen)]);
+}
+
+#[test]
+fn a_lease_that_is_still_ours_is_kept_for_those_who_cannot_be_killed() {
+    let mut machine = running();
+    assert_eq!(deeds(machine.step(Event::GuardDied, at(100))), [TREE]);
+    for now in (150..60_000).step_by(50) {
+        for action in machine.step(Event::Timer, at(now)) {
+            assert!(!matches!(action, Action::Release | Action::Finish(_)));
+            if action == Action::Renew {
+                assert_eq!(deeds(machine.step(extended(now), at(now))), []);
+            }
+        }
+    }
 }
 
 #[test]
@@ -401,17 +453,21 @@ fn what_the_job_leaves_behind() {
     let mut machine = running_with(Leftovers::Kill, false);
     assert_eq!(machine.step(Event::JobEnded(Ended::Exited(3)), at(100)), []);
     let actions = machine.step(Event::JobLeft, at(100));
-    assert_eq!(actions, [Action::Forward(Sig::Term)]);
+    assert_eq!(actions, [Action::Terminate(Scope::Group)]);
     assert_eq!(machine.wake_at(), Some(at(3100)));
     let actions = machine.step(Event::Timer, at(3100));
-    assert_eq!(actions, [Action::Kill(Scope::Group)]);
+    assert_eq!(
+        actions,
+        [Action::Say(Note::Killing), Action::Kill(Scope::Group)]
+    );
     assert_eq!(machine.step(Event::JobGone, at(3110)), [Action::Release]);
     let end = machine.step(released(Ok(Released::Released)), at(3111));
     assert_eq!(end, [Action::Finish(Outcome::Ended(Ended::Exited(3)))]);
 
     let mut machine = running_with(Leftovers::Leave, false);
     assert_eq!(machine.step(Event::JobEnded(Ended::Exited(3)), at(100)), []);
-    assert_eq!(machine.step(Event::JobLeft, at(100)), [Action::Release]);
+    let actions = deeds(machine.step(Event::JobLeft, at(100)));
+    assert_eq!(actions, [Action::Release]);
     assert_eq!(
         machine.step(Event::JobGone, at(200)),
         [],
@@ -534,7 +590,7 @@ proptest! {
                 match action {
                     Action::Release => prop_assert!(gone),
                     Action::Forward(_)
-                    | Action::Terminate
+                    | Action::Terminate(_)
                     | Action::Kill(_)
                     | Action::Resume
                     | Action::Extend(_) => {

@@ -21,8 +21,6 @@ enum Meaning {
     Denied,
     /// The tables are not there or not right.
     Schema,
-    /// The login never got through; somebody must change something.
-    Blocked,
 }
 
 /// The codes with a meaning of their own; all others are [`Meaning::Unknown`].
@@ -37,7 +35,7 @@ const CODES: &[(u16, Meaning)] = &[
     (1054, Meaning::Schema), // ER_BAD_FIELD_ERROR
     (1062, Meaning::Schema), // ER_DUP_ENTRY: only a foreign unique key can say this
     (1064, Meaning::Schema), // ER_PARSE_ERROR: a server too old for the statements
-    (1129, Meaning::Blocked), // ER_HOST_IS_BLOCKED
+    (1129, Meaning::Denied), // ER_HOST_IS_BLOCKED
     (1130, Meaning::Denied), // ER_HOST_NOT_PRIVILEGED
     (1142, Meaning::Denied), // ER_TABLEACCESS_DENIED_ERROR
     (1143, Meaning::Denied), // ER_COLUMNACCESS_DENIED_ERROR
@@ -88,9 +86,13 @@ pub(super) fn classify(error: &mysql::Error, server: &Server) -> (StoreError, bo
                 Meaning::ReadOnly => {
                     StoreError::ReadOnly(format!("{server} is read-only: {said} ({code})"))
                 }
-                Meaning::Denied | Meaning::Blocked => {
-                    StoreError::Denied(format!("{server} refuses: {said} ({code})"))
+                Meaning::Denied if code == 1045 && server.password.is_none() => {
+                    StoreError::Denied(format!(
+                        "{server} refuses: {said} ({code}); give a password with \
+                         DBLOCK_PASSWORD or DBLOCK_PASSWORD_FILE"
+                    ))
                 }
+                Meaning::Denied => StoreError::Denied(format!("{server} refuses: {said} ({code})")),
                 Meaning::Schema if code == 1146 => StoreError::Schema(format!(
                     "the tables are missing in {server}: {said} ({code}); create them with 'dblock init'"
                 )),
@@ -118,14 +120,18 @@ pub(super) fn classify(error: &mysql::Error, server: &Server) -> (StoreError, bo
             StoreError::Unavailable(format!("cannot reach {server}: {why}")),
             false,
         ),
-        other => (
-            StoreError::Unavailable(match io_cause(other) {
-                Some(cause) if is_timeout(cause) => {
-                    format!("no answer from {server} in time")
+        mysql::Error::IoError(cause) => (interrupted(server, cause), false),
+        mysql::Error::CodecError(codec) => (
+            match codec.source().and_then(|cause| cause.downcast_ref()) {
+                Some(cause) => interrupted(server, cause),
+                None => {
+                    StoreError::Unavailable(format!("lost the connection to {server}: {codec}"))
                 }
-                Some(cause) => format!("cannot reach {server}: {cause}"),
-                None => format!("lost the connection to {server}: {other}"),
-            }),
+            },
+            false,
+        ),
+        other => (
+            StoreError::Unavailable(format!("lost the connection to {server}: {other}")),
             false,
         ),
     }
@@ -140,18 +146,12 @@ pub(super) fn at_login(error: &mysql::Error, server: &Server) -> StoreError {
     }
 }
 
-/// Returns the operating system's error behind a driver's error. The driver's
-/// own texts are several layers deep and say the same thing thrice.
-fn io_cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::Error> {
-    let mut next = Some(error);
-    let mut found = None;
-    while let Some(error) = next {
-        if let Some(io) = error.downcast_ref::<io::Error>() {
-            found = Some(io);
-        }
-        next = error.source();
-    }
-    found
+fn interrupted(server: &Server, cause: &io::Error) -> StoreError {
+    StoreError::Unavailable(if is_timeout(cause) {
+        format!("no answer from {server} in time")
+    } else {
+        format!("lost the connection to {server}: {cause}")
+    })
 }
 
 /// A socket's read that runs out of time answers EAGAIN (socket(7),

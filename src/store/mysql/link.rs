@@ -1,33 +1,31 @@
 //! A connection that makes itself anew, and the one way to send statements.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, mpsc};
-use std::thread;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mysql::prelude::Queryable;
-use mysql::{Conn, OptsBuilder, Row};
+use mysql::{Conn, Row};
 
+use super::connect::{self, Connected, Peer};
 use super::{Server, fault, sql};
-use crate::clock;
-use crate::store::url::Host;
 use crate::store::{Canceller, Limits, StoreError};
 
-/// The largest answer that is accepted, in bytes. Saying it saves the driver
-/// a round trip to ask the server.
-const MAX_PACKET: usize = 16 << 20;
+/// The peer of the connection that is open and the server's number of it,
+/// shared with the cancellers.
+type Live = Arc<Mutex<Option<(Peer, u32)>>>;
 
 /// A server, and the connection to it while there is one.
 pub(super) struct Link {
     server: Server,
     limits: Limits,
-    conn: Option<Conn>,
-    /// The server's number of the connection, 0 if there is none; shared with
-    /// the cancellers.
-    number: Arc<AtomicU32>,
+    open: Option<Connected>,
+    holding: bool,
+    /// The host to try first.
+    first: usize,
+    /// How many hosts in a row have said that they are read-only.
+    read_only: usize,
+    live: Live,
 }
 
 /// What a server answers to one statement.
@@ -83,30 +81,38 @@ impl Link {
         Self {
             server,
             limits,
-            conn: None,
-            number: Arc::default(),
+            open: None,
+            holding: false,
+            first: 0,
+            read_only: 0,
+            live: Arc::default(),
         }
     }
 
     pub(super) fn canceller(&self) -> LinkCanceller {
         LinkCanceller {
             server: self.server.clone(),
-            limits: self.limits,
-            number: Arc::clone(&self.number),
+            limit: self.limits.connect,
+            live: Arc::clone(&self.live),
         }
+    }
+
+    /// Tells whether a lease is held through this link. A new connection must
+    /// be made within the limit of a call then.
+    pub(super) fn set_holding(&mut self, holding: bool) {
+        self.holding = holding;
     }
 
     /// Sends the statements in one packet, connecting first if need be. The
     /// session's settings travel with the first packet of a connection.
     pub(super) fn exchange(&mut self, statements: &[String]) -> Exchange {
         let mut packet = Vec::new();
-        let mut conn = match self.conn.take() {
-            Some(conn) => conn,
+        let mut open = match self.open.take() {
+            Some(open) => open,
             None => match self.connect() {
-                Ok(conn) => {
-                    self.number.store(conn.connection_id(), Ordering::Relaxed);
-                    packet.push(self.session());
-                    conn
+                Ok(open) => {
+                    packet.push(self.session(open.call));
+                    open
                 }
                 Err(error) => return Exchange::failed(error),
             },
@@ -114,10 +120,11 @@ impl Link {
         let settings = packet.len();
         packet.extend_from_slice(statements);
         let mut answers = Vec::new();
-        let sent = send(&mut conn, &packet.join(";\n"), &mut answers);
+        let sent = send(&mut open.conn, &packet.join(";\n"), &mut answers);
         let error = match sent {
             Ok(()) if answers.len() == packet.len() => {
-                self.conn = Some(conn);
+                self.read_only = 0;
+                self.open = Some(open);
                 None
             }
             Ok(()) => Some(StoreError::Unavailable(format!(
@@ -128,12 +135,16 @@ impl Link {
             ))),
             Err(error) => {
                 let (class, in_step) = fault::classify(&error, &self.server);
+                let class = self.leave_if_read_only(class, open.host);
                 if in_step && answers.len() >= settings {
-                    self.conn = Some(conn);
+                    self.open = Some(open);
                 }
                 Some(class)
             }
         };
+        if self.open.is_none() {
+            self.set_live(None);
+        }
         let answers = answers.split_off(settings.min(answers.len()));
         Exchange { answers, error }
     }
@@ -147,129 +158,69 @@ impl Link {
         exchange.error.map_or(Ok(exchange.answers), Err)
     }
 
+    fn connect(&mut self) -> Result<Connected, StoreError> {
+        let limit = if self.holding {
+            self.limits.call
+        } else {
+            self.limits.connect
+        };
+        let open = connect::connect(&self.server, self.first, self.limits.call, limit)?;
+        self.first = open.host;
+        self.set_live(Some((open.peer.clone(), open.conn.connection_id())));
+        Ok(open)
+    }
+
+    /// A host that may not be written to is left for the next one. Only when
+    /// all have said so in turn is the server as a whole read-only.
+    fn leave_if_read_only(&mut self, class: StoreError, host: usize) -> StoreError {
+        let StoreError::ReadOnly(said) = class else {
+            return class;
+        };
+        self.first = host + 1;
+        self.read_only += 1;
+        if self.read_only < self.server.hosts.len() {
+            return StoreError::Transient(said);
+        }
+        self.read_only = 0;
+        StoreError::ReadOnly(said)
+    }
+
+    fn set_live(&self, live: Option<(Peer, u32)>) {
+        *self.live.lock().unwrap_or_else(PoisonError::into_inner) = live;
+    }
+
     /// The server must give a blocked statement up before this side does, or
     /// it may carry it out when nobody waits for it any more. Its two limits
     /// add up and are whole seconds; one second is the least.
-    fn session(&self) -> String {
-        let half = self.limits.call.saturating_sub(Duration::from_millis(500)) / 2;
+    fn session(&self, call: Duration) -> String {
+        let half = call.saturating_sub(Duration::from_millis(500)) / 2;
         let idle = self.limits.idle.as_secs().saturating_add(60);
         sql::session(half.as_secs().max(1), idle.clamp(120, 31_536_000))
     }
-
-    fn connect(&self) -> Result<Conn, StoreError> {
-        let server = &self.server;
-        let limit = self.limits.connect.min(self.limits.call);
-        let mut base = OptsBuilder::new()
-            .user(server.user.clone().or_else(login_name))
-            .pass(server.password.as_ref().map(|p| p.reveal().to_owned()))
-            .db_name(Some(server.database.clone()))
-            // Without this the driver asks a loopback server for its socket
-            // and goes there instead: the URL is taken literally.
-            .prefer_socket(false)
-            .max_allowed_packet(Some(MAX_PACKET))
-            .stmt_cache_size(0)
-            .read_timeout(Some(limit))
-            .write_timeout(Some(limit))
-            .tcp_user_timeout_ms(u32::try_from(limit.as_millis()).ok())
-            .tcp_keepalive_time_ms(Some(10_000))
-            .tcp_keepalive_probe_interval_secs(Some(3))
-            .tcp_keepalive_probe_count(Some(3))
-            // The driver would send the command line by default.
-            .connect_attrs(Some(HashMap::from([("program_name", "dblock")])));
-        if let Some(path) = &server.socket {
-            base = base.socket(Some(path.clone()));
-            return Conn::new(base).map_err(|error| fault::at_login(&error, server));
-        }
-        let deadline = clock::now() + self.limits.connect;
-        let mut last = None;
-        for host in &server.hosts {
-            let addresses = match resolve(host, deadline - clock::now()) {
-                Ok(addresses) => addresses,
-                Err(error) => {
-                    last = Some(error);
-                    continue;
-                }
-            };
-            for address in addresses {
-                let left = deadline - clock::now();
-                if left.is_zero() {
-                    break;
-                }
-                let opts = base
-                    .clone()
-                    .ip_or_hostname(Some(address.ip().to_string()))
-                    .tcp_port(address.port())
-                    .tcp_connect_timeout(Some(left));
-                match Conn::new(opts) {
-                    Ok(conn) => return Ok(conn),
-                    Err(error) => {
-                        let class = fault::at_login(&error, server);
-                        if !class.may_pass() {
-                            return Err(class);
-                        }
-                        last = Some(class);
-                    }
-                }
-            }
-        }
-        Err(last.unwrap_or_else(|| {
-            StoreError::Unreachable(format!("cannot reach {server}: no answer in time"))
-        }))
-    }
 }
 
-/// Ends the connection of a link through a second one.
+/// Ends the connection of a link through a second one to the same peer: on
+/// another server the same number is somebody else's.
 #[derive(Debug)]
 pub(super) struct LinkCanceller {
     server: Server,
-    limits: Limits,
-    number: Arc<AtomicU32>,
+    limit: Duration,
+    live: Live,
 }
 
 impl Canceller for LinkCanceller {
     fn cancel(&self) {
-        let number = self.number.load(Ordering::Relaxed);
-        if number != 0 {
-            let mut second = Link::new(self.server.clone(), self.limits);
+        let live = self
+            .live
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        if let Some((peer, number)) = live
+            && let Ok(mut second) = connect::to_peer(&self.server, &peer, self.limit, self.limit)
+        {
             // Whether it worked shows in the answer to the call itself.
-            second.exchange_all(&[sql::kill(number)]).ok();
+            send(&mut second, &sql::kill(number), &mut Vec::new()).ok();
         }
-    }
-}
-
-/// The name that MySQL's own clients log in with if none is given.
-fn login_name() -> Option<String> {
-    nix::unistd::User::from_uid(nix::unistd::geteuid())
-        .ok()
-        .flatten()
-        .map(|user| user.name)
-}
-
-/// Returns the addresses of a host, IPv4 first: servers listen there more
-/// often, and a name like `localhost` has both.
-fn resolve(host: &Host, limit: Duration) -> Result<Vec<SocketAddr>, StoreError> {
-    if let Ok(ip) = host.name.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(ip, host.port)]);
-    }
-    // No option bounds a name lookup, so it runs aside and may be abandoned.
-    let (sender, receiver) = mpsc::sync_channel(1);
-    let asked = (host.name.clone(), host.port);
-    let helper = thread::Builder::new().name("lookup".into()).spawn(move || {
-        let found = asked.to_socket_addrs().map(Vec::from_iter);
-        // Nobody may be waiting any more.
-        sender.send(found).ok();
-    });
-    let failed = |why: &str| {
-        StoreError::Unreachable(format!("cannot look up the host name {}: {why}", host.name))
-    };
-    helper.map_err(|error| failed(&error.to_string()))?;
-    match receiver.recv_timeout(limit) {
-        Ok(Ok(mut addresses)) => {
-            addresses.sort_by_key(SocketAddr::is_ipv6);
-            Ok(addresses)
-        }
-        Ok(Err(error)) => Err(failed(&error.to_string())),
-        Err(_) => Err(failed("no answer in time")),
     }
 }
 

@@ -1,14 +1,15 @@
 //! Locks in MySQL or MariaDB.
 //!
-//! `mod.rs` speaks the protocol, [`sql`] writes the statements, [`link`] makes
-//! connections, [`fault`] sorts errors and [`schema`] judges tables. None of
-//! them retries, sleeps or shows a secret.
+//! `mod.rs` speaks the protocol, [`sql`] writes the statements, [`link`] sends
+//! them, [`mod@connect`] makes connections, [`fault`] sorts errors and
+//! [`schema`] judges tables. None of them retries, sleeps or shows a secret.
 //!
 //! Each operation is one packet of one or more statements and decides by the
 //! result of its single writing statement, so that neither a proxy which
 //! changes connections between packets nor a lagging replica can change what
 //! it means.
 
+mod connect;
 mod fault;
 mod link;
 mod schema;
@@ -108,10 +109,6 @@ impl Endpoint for Server {
             schema_is_right: false,
         })
     }
-
-    fn schema_sql(&self) -> Option<&'static str> {
-        Some(super::MYSQL_SCHEMA)
-    }
 }
 
 #[derive(Debug)]
@@ -173,6 +170,7 @@ impl Store for MysqlStore {
                 .map_or(Ok(Vec::new()), holders)?;
             return Ok(Acquired::Busy(rows));
         }
+        self.link.set_holding(true);
         Ok(Acquired::Granted(Grant {
             key: request.key.clone(),
             slot: 0,
@@ -207,6 +205,7 @@ impl Store for MysqlStore {
 
     fn release(&mut self, grant: &Grant) -> Result<Released, StoreError> {
         let answers = self.link.exchange_all(&[sql::release(grant)])?;
+        self.link.set_holding(false);
         if answers[0].affected > 0 {
             Ok(Released::Released)
         } else {
