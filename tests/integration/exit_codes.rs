@@ -89,6 +89,21 @@ fn c2_death_by_a_signal_is_passed_on(place: &Place) {
     place.assert_free("k");
 }
 
+#[test]
+fn c2_death_by_a_real_time_signal_is_passed_on() {
+    // Libraries do not know these signals by name.
+    let place = Place::embedded();
+    let script = "dblock run --key k -- sh -c 'kill -40 $$'; echo $?";
+    place.shell(script).run().code(0).stdout("168\n");
+    place.assert_free("k");
+    let script = "dblock run --key k -- sh -c 'sleep 0.2 & kill -40 $$'; echo $?";
+    place.shell(script).run().code(0).stdout("168\n");
+    place.assert_free("k");
+    let script = "dblock run --key k -- sh -c 'sh -c \"kill -40 \\$\\$\" & sleep 0.3; exit 3'";
+    place.shell(script).run().code(3);
+    place.assert_free("k");
+}
+
 fn c2_a_shell_shows_128_and_the_signal(place: &Place) {
     for (signal, status) in [("KILL", "137\n"), ("SEGV", "139\n"), ("TERM", "143\n")] {
         let script = format!("dblock run --key k -- sh -c 'kill -{signal} $$'; echo $?");

@@ -17,12 +17,16 @@
 
 mod support;
 
+mod adverse;
 mod exit_codes;
 mod generated;
 mod grant;
+mod guard;
 mod loss;
 mod run;
 mod settings;
 mod signals;
 mod store_contract;
 mod storm;
+mod terminal;
+mod tree;

@@ -3,12 +3,17 @@
 
 pub(crate) mod database;
 pub(crate) mod dblock;
+pub(crate) mod family;
 pub(crate) mod janitor;
+pub(crate) mod jobs;
+pub(crate) mod outcome;
 pub(crate) mod place;
 pub(crate) mod process;
 pub(crate) mod proxy;
+pub(crate) mod pty;
 pub(crate) mod running;
 pub(crate) mod server;
+pub(crate) mod users;
 pub(crate) mod wait;
 
 /// The one password of all tests. No output may hold it.
