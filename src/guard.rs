@@ -316,6 +316,21 @@ impl Guard {
         {
             poll(&mut [], PollTimeout::from(1u8)).ok();
         }
+        if clock::now() >= limit {
+            self.end_by_force();
+            tree::ask(self.pid, Question::Reap).ok();
+        }
+    }
+
+    /// Ends a guard that does not end by itself, and its spare before it, which
+    /// would take the guard's end for the end of all.
+    fn end_by_force(&self) {
+        let guards = tree::children(self.pid);
+        for pid in [self.pid].into_iter().chain(guards) {
+            if let Some(entry) = Entry::of(pid) {
+                tree::signal(&entry, libc::SIGKILL).ok();
+            }
+        }
     }
 
     /// A guard that somebody has stopped is of no use: it is continued.

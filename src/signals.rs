@@ -107,6 +107,13 @@ pub fn name(number: i32) -> String {
         .map_or_else(|| format!("signal {number}"), str::to_owned)
 }
 
+/// Tells whether a stop by this signal means that the process needs the
+/// terminal's foreground.
+#[must_use]
+pub fn lacks_terminal(number: i32) -> bool {
+    matches!(number, consts::SIGTTIN | consts::SIGTTOU)
+}
+
 /// Set by the first handler that is installed in this process.
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
@@ -135,8 +142,10 @@ impl Relay {
     pub fn install() -> io::Result<Self> {
         install_once()?;
         // A background process that writes to a terminal with `tostop` set is
-        // stopped by SIGTTOU, and a stopped dblock renews nothing.
+        // stopped by SIGTTOU, and all of its group by SIGTTIN if another member
+        // reads; a stopped dblock renews nothing.
         set_disposition(consts::SIGTTOU, libc::SIG_IGN)?;
+        set_disposition(consts::SIGTTIN, libc::SIG_IGN)?;
         let wanted: Vec<i32> = Sig::ALL
             .into_iter()
             .filter(|&sig| sig == Sig::Child || !is_ignored(sig.number()))

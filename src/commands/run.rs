@@ -184,6 +184,13 @@ impl Hands<'_> {
                     self.take_terminal_back();
                     events.push(Event::NotStarted(fault));
                 }
+                // It lacked the terminal, and dblock has it: a shell gives its
+                // foreground to a job in the background without a word.
+                Report::Stopped(number)
+                    if signals::lacks_terminal(number) && self.hand_terminal_over() =>
+                {
+                    self.guard.forward(Sig::Cont);
+                }
                 Report::Stopped(number) => {
                     self.take_terminal_back();
                     events.push(Event::JobStopped(number));
@@ -223,10 +230,11 @@ impl Hands<'_> {
     }
 
     /// Gives the job the terminal if a shell has put dblock into its
-    /// foreground.
-    fn hand_terminal_over(&self) {
-        if let (Some(terminal), Some(leader)) = (&self.terminal, self.guard.leader()) {
-            terminal.hand_over(leader);
+    /// foreground. Returns whether it had.
+    fn hand_terminal_over(&self) -> bool {
+        match (&self.terminal, self.guard.leader()) {
+            (Some(terminal), Some(leader)) => terminal.hand_over(leader),
+            _ => false,
         }
     }
 

@@ -1031,24 +1031,3 @@ fn a7_a_job_under_nohup_outlives_its_terminal() {
     desk.family.vanishes();
     desk.place.assert_free("k");
 }
-
-/// A pager reads its keys from the terminal while the job writes into it.
-#[test]
-fn b1_a_pager_behind_the_job_reads_the_terminal() {
-    let mut desk = Desk::new(BASH);
-    let go = desk.place.file("go");
-    let wait = waiting(&[&go]);
-    let run = desk.run("", &format!("echo page; {wait}"));
-    let pager = desk.script("read x; read y; read key </dev/tty; echo \"key:$key:\"");
-    let line = format!("set -o pipefail; {run} | sh {}", pager.display());
-    desk.terminal.line(&line);
-    wait::until("the grant", || match desk.place.rows("k").len() {
-        1 => Ok(()),
-        _ => Err(desk.terminal.facts()),
-    });
-    desk.terminal.line("hello");
-    desk.terminal.expect("key:hello:");
-    fs::write(&go, "").expect("the file can be made");
-    desk.over(6);
-    desk.terminal.exit();
-}
