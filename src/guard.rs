@@ -71,6 +71,8 @@ enum Order {
 /// What the guard tells dblock.
 #[derive(Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub enum Report {
+    /// The guard is on its post.
+    Ready,
     /// The job was started; the number of its first process.
     Started(i32),
     /// The job could not be started.
@@ -100,6 +102,8 @@ const KILL_AGAIN: Duration = Duration::from_millis(1);
 const KILL_ROUNDS: u32 = 20;
 /// Pause between looks at a group whose first process has ended.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// How long the guard may take to come to its post, in milliseconds.
+const READY: u16 = 5000;
 /// How long dblock waits for the guard to end when all is done.
 const FAREWELL: Duration = Duration::from_millis(200);
 
@@ -192,6 +196,20 @@ impl Guard {
                 sigprocmask(SigmaskHow::SIG_SETMASK, Some(&mask), None)?;
                 Err(error.into())
             }
+        }
+    }
+
+    /// Waits until the guard is on its post.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the system had no process for it.
+    pub fn confirm(&mut self) -> io::Result<()> {
+        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::from(READY))?;
+        match receive(&self.socket) {
+            Ok(Some(Report::Ready)) => Ok(()),
+            _ => Err(io::Error::other("it did not come to its post")),
         }
     }
 
@@ -469,6 +487,7 @@ impl Watch {
 
     /// Serves until there is nothing left to guard.
     fn serve(mut self) -> io::Result<()> {
+        self.report(&Report::Ready);
         loop {
             self.wait()?;
             while let Ok(Some(_)) = self.children.read_signal() {}

@@ -38,7 +38,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
     let settings = config::settings(&args.store)?;
     let claimant = config::claimant(&args.command, args.lock.note.clone());
     // Before there is a second thread or a handler.
-    let guard = Guard::fork(|inherited| job_spec(args, inherited))
+    let mut guard = Guard::fork(|inherited| job_spec(args, inherited))
         .context("cannot start the guard process")?;
     // Before any thread, connection or job: from here on no signal is lost.
     let relay = Relay::install().context("cannot install signal handlers")?;
@@ -48,6 +48,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
         call: line.call_limit(),
         idle: args.lock.ttl.get(),
     });
+    guard.confirm().context("cannot start the guard process")?;
     let mut keeper = Keeper::start(store, inbox.postbox()).context("cannot start a thread")?;
     let started = clock::now();
     let wanted = Wanted {
@@ -152,8 +153,13 @@ impl Hands<'_> {
                 until = Some(until.map_or(soon, |moment| moment.min(soon)));
                 socket = None;
             }
-            for event in self.events(inbox.wait(until, socket)?) {
-                actions.extend(machine.step(event, clock::now()));
+            let incoming = inbox.wait(until, socket)?;
+            // Taken before the guard's reports are read: if dblock is stopped
+            // behind this line, what the guard has seen until it goes on must
+            // be heard before the clock is.
+            let now = clock::now();
+            for event in self.events(incoming) {
+                actions.extend(machine.step(event, now));
             }
         }
     }
@@ -177,6 +183,7 @@ impl Hands<'_> {
         let mut events = Vec::new();
         for report in self.guard.reports() {
             match report {
+                Report::Ready => {}
                 Report::Started(leader) => events.push(Event::Started {
                     foreground: self.has_foreground(leader),
                 }),
