@@ -102,6 +102,8 @@ const KILL_AGAIN: Duration = Duration::from_millis(1);
 const KILL_ROUNDS: u32 = 20;
 /// Pause between looks at a group whose first process has ended.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// How long the guard may take to answer an order to kill.
+const UNANSWERED: Duration = Duration::from_millis(100);
 /// How long the guard may take to come to its post, in milliseconds.
 const READY: u16 = 5000;
 /// How long dblock waits for the guard to end when all is done.
@@ -256,7 +258,7 @@ impl Guard {
         });
         let now = clock::now();
         let since = *self.unanswered.get_or_insert(now);
-        if now - since > Duration::from_millis(100) {
+        if now - since > UNANSWERED {
             self.kill_adopted();
         }
     }
@@ -279,8 +281,8 @@ impl Guard {
     /// readable and after SIGCHLD.
     pub fn reports(&mut self) -> Vec<Report> {
         let mut reports = Vec::new();
+        self.wake();
         if !self.adopted {
-            self.wake();
             loop {
                 match receive(&self.socket) {
                     Ok(Some(report)) => {
@@ -301,7 +303,7 @@ impl Guard {
                         }
                         break;
                     }
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    // Nothing more for now.
                     Err(_) => break,
                 }
             }
@@ -351,7 +353,8 @@ impl Guard {
         }
     }
 
-    /// A guard that somebody has stopped is of no use: it is continued.
+    /// A spare that somebody has stopped is of no use: it is continued, as the
+    /// guard is by the spare.
     fn wake(&self) {
         if let Ok(Some(Fate::Stopped(_))) = tree::ask(self.pid, Question::Stopped) {
             kill(self.pid, Signal::SIGCONT).ok();

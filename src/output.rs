@@ -17,7 +17,7 @@ use jiff::tz::TimeZone;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
-use crate::lock::{Holder, Key, Kind, Owner, State, Token, serialize_millis, to_millis};
+use crate::lock::{Holder, Key, Kind, Owner, State, Token, serialize_millis};
 use crate::origin;
 use crate::signals;
 use crate::supervise::{Ended, Loss, Naming, Note};
@@ -493,12 +493,6 @@ pub fn ask(question: &str) -> io::Result<String> {
     let mut answer = String::new();
     io::stdin().read_line(&mut answer)?;
     Ok(answer.trim().to_owned())
-}
-
-/// Returns the milliseconds of a duration, for reports.
-#[must_use]
-pub fn millis(length: Duration) -> u64 {
-    to_millis(length)
 }
 
 #[cfg(test)]

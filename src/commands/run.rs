@@ -22,8 +22,8 @@ use crate::guard::{Guard, Report};
 use crate::inbox::{Inbox, Incoming};
 use crate::keeper::{Call, Keeper};
 use crate::lease::Timeline;
-use crate::lock::{Kind, Owner};
-use crate::output::{self, Console, HeldBy, RunReport, StatusRow, millis};
+use crate::lock::{Kind, Owner, to_millis};
+use crate::output::{self, Console, HeldBy, RunReport, StatusRow};
 use crate::signals::{self, Inherited, Relay, Sig};
 use crate::store::Limits;
 use crate::supervise::{Action, Ended, Event, Leftovers, Naming, Note, Outcome, Plan, Supervisor};
@@ -359,8 +359,8 @@ impl Hands<'_> {
             owner: Some(&self.won.grant.owner),
             token: Some(self.won.grant.token),
             acquired_at: Some(self.acquired_at.clone()),
-            waited_ms: millis(waited),
-            held_ms: Some(millis(
+            waited_ms: to_millis(waited),
+            held_ms: Some(to_millis(
                 self.gone_at.unwrap_or_else(clock::now) - self.granted_at,
             )),
             renewals: self.renewals,
@@ -414,7 +414,7 @@ fn refused(
         owner: None,
         token: None,
         acquired_at: None,
-        waited_ms: millis(waited),
+        waited_ms: to_millis(waited),
         held_ms: None,
         renewals: 0,
         reason,
