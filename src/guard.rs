@@ -208,7 +208,8 @@ impl Guard {
     /// Returns an error if the system had no process for it.
     pub fn confirm(&mut self) -> io::Result<()> {
         let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-        poll(&mut fds, PollTimeout::from(READY))?;
+        // A signal that comes meanwhile is heard of later.
+        while poll(&mut fds, PollTimeout::from(READY)) == Err(Errno::EINTR) {}
         match receive(&self.socket) {
             Ok(Some(Report::Ready)) => Ok(()),
             _ => Err(io::Error::other("it did not come to its post")),
