@@ -43,8 +43,8 @@ pub struct JobSpec {
     /// Mask and dispositions that the job must find.
     pub inherited: Inherited,
     /// The process group whose place in the terminal's foreground the job
-    /// takes, if it is there.
-    pub heir_of: Pid,
+    /// takes from its start on, if it is there.
+    pub heir_of: Option<Pid>,
 }
 
 /// What changed about a job.
@@ -82,7 +82,9 @@ impl Job {
         reason = "this is the place where processes are started, and the child must set itself up between fork and exec"
     )]
     pub fn start(spec: &JobSpec, set: &[(String, String)]) -> Result<Self, StartFault> {
-        let terminal = Terminal::open().filter(|tty| tty.is_in_foreground(spec.heir_of));
+        let terminal = spec
+            .heir_of
+            .and_then(|group| Terminal::open().filter(|tty| tty.is_in_foreground(group)));
         let tty = terminal.as_ref().map(|tty| tty.as_fd().as_raw_fd());
         let mut command = Command::new(&spec.command);
         command.args(&spec.arguments).process_group(0);

@@ -59,11 +59,11 @@ pub enum Event {
     Signal(Sig),
     /// The keeper answered a call that was sent at the moment given.
     Answer(Tick, Reply),
-    /// The job was started, in the terminal's foreground or not.
-    Started {
-        /// What the keyboard sends reaches the job and not dblock.
-        foreground: bool,
-    },
+    /// The job was started.
+    Started,
+    /// The job has the terminal's foreground from here on: what the keyboard
+    /// sends reaches the job and not dblock.
+    HasForeground,
     /// The job could not be started.
     NotStarted(StartFault),
     /// A signal of job control with this number stopped the job.
@@ -308,7 +308,7 @@ pub struct Supervisor {
     suspended: bool,
     /// When it was last to go on.
     prove_from: Tick,
-    /// What the keyboard sends reaches the job and not dblock.
+    /// The job has had the terminal's foreground.
     foreground: bool,
     /// Those of SIGINT and SIGQUIT that reached dblock itself.
     passed_on: Vec<Sig>,
@@ -393,8 +393,8 @@ impl Supervisor {
         match event {
             Event::Signal(sig) => self.signal(sig, now, &mut actions),
             Event::Answer(sent, reply) => self.answer(sent, reply, now, &mut actions),
-            Event::Started { foreground } => {
-                self.foreground = foreground;
+            Event::HasForeground => self.foreground = true,
+            Event::Started => {
                 self.timeout_at = self.plan.timeout.map(|length| now + length);
             }
             Event::NotStarted(fault) => {

@@ -3,15 +3,18 @@
 //!
 //! A process group in the background is stopped when it reads the terminal
 //! (SIGTTIN), so the job's group must be in the foreground; what the keyboard
-//! sends then reaches the job and not dblock.
+//! sends then reaches the job and not dblock. In a pipeline the job has it only
+//! from the moment it needs it, because others in the pipeline may need it too.
 
 use std::fs::{File, OpenOptions};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::signal::killpg;
+use nix::sys::stat::{SFlag, fstat};
 use nix::unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp};
 
 /// The controlling terminal.
@@ -58,6 +61,20 @@ impl Terminal {
             tcsetpgrp(&self.tty, getpgrp()).ok();
         }
     }
+}
+
+/// Tells whether this process stands in a pipeline, where somebody else may
+/// read the terminal: a pager behind it, or a menu before it.
+#[must_use]
+pub fn in_pipeline() -> bool {
+    let is_pipe = |stream: BorrowedFd<'_>| {
+        fstat(stream).is_ok_and(|facts| {
+            let kind = SFlag::from_bits_truncate(facts.st_mode) & SFlag::S_IFMT;
+            // Some shells make their pipes of sockets.
+            kind == SFlag::S_IFIFO || kind == SFlag::S_IFSOCK
+        })
+    };
+    is_pipe(io::stdin().as_fd()) || is_pipe(io::stdout().as_fd())
 }
 
 impl AsFd for Terminal {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Error};
 use nix::libc;
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getpgrp};
 
 use super::obtain::{dismiss, obtain, patience};
 use crate::acquisition::{Refusal, Wanted, Won};
@@ -27,7 +27,7 @@ use crate::output::{self, Console, HeldBy, RunReport, StatusRow};
 use crate::signals::{self, Inherited, Relay, Sig};
 use crate::store::Limits;
 use crate::supervise::{Action, Ended, Event, Leftovers, Naming, Note, Outcome, Plan, Supervisor};
-use crate::terminal::Terminal;
+use crate::terminal::{self, Terminal};
 
 /// Pause between looks at the processes of a job whose guard has died.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -116,7 +116,7 @@ fn job_spec(args: &RunArgs, inherited: Inherited) -> JobSpec {
         },
         path: config::search_path(),
         inherited,
-        heir_of: nix::unistd::getpgrp(),
+        heir_of: (!terminal::in_pipeline()).then(getpgrp),
     }
 }
 
@@ -184,9 +184,12 @@ impl Hands<'_> {
         for report in self.guard.reports() {
             match report {
                 Report::Ready => {}
-                Report::Started(leader) => events.push(Event::Started {
-                    foreground: self.has_foreground(leader),
-                }),
+                Report::Started(leader) => {
+                    events.push(Event::Started);
+                    if self.has_foreground(leader) {
+                        events.push(Event::HasForeground);
+                    }
+                }
                 Report::NotStarted(fault) => {
                     self.take_terminal_back();
                     events.push(Event::NotStarted(fault));
@@ -196,6 +199,7 @@ impl Hands<'_> {
                 Report::Stopped(number)
                     if signals::lacks_terminal(number) && self.hand_terminal_over() =>
                 {
+                    events.push(Event::HasForeground);
                     self.guard.forward(Sig::Cont);
                 }
                 Report::Stopped(number) => {
@@ -259,21 +263,19 @@ impl Hands<'_> {
                 }
                 keeper.ask(Call::Release(self.won.grant.clone()));
             }
-            Action::Forward(sig) => {
-                if sig == Sig::Cont {
-                    self.hand_terminal_over();
+            Action::Forward(Sig::Cont) | Action::Resume => {
+                let handed_over = self.hand_terminal_over();
+                self.guard.forward(Sig::Cont);
+                if handed_over {
+                    return Done::Event(Event::HasForeground);
                 }
-                self.guard.forward(sig);
             }
+            Action::Forward(sig) => self.guard.forward(sig),
             Action::Terminate(scope) => self.guard.terminate(scope),
             Action::Kill(scope) => self.guard.kill(scope),
             Action::Name(why) => {
                 self.naming = Some(why);
                 self.guard.name_survivors();
-            }
-            Action::Resume => {
-                self.hand_terminal_over();
-                self.guard.forward(Sig::Cont);
             }
             Action::StopSelf(number) => {
                 signals::stop_self(number);

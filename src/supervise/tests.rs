@@ -30,7 +30,10 @@ fn begin(timeout: Option<Duration>, now: u64) -> (Supervisor, Vec<Action>) {
 fn running_with(leftovers: Leftovers, foreground: bool) -> Supervisor {
     let (mut machine, first) = Supervisor::begin(plan(None, leftovers), at(0), at(10));
     assert_eq!(first, [Action::Start(at(11_400))]);
-    assert_eq!(machine.step(Event::Started { foreground }, at(20)), []);
+    assert_eq!(machine.step(Event::Started, at(20)), []);
+    if foreground {
+        assert_eq!(machine.step(Event::HasForeground, at(20)), []);
+    }
     machine
 }
 
@@ -300,10 +303,7 @@ fn other_signals_are_passed_on_and_end_nothing() {
 fn a_job_that_takes_too_long() {
     let limit = Some(Duration::from_secs(1));
     let (mut machine, _) = begin(limit, 10);
-    assert_eq!(
-        machine.step(Event::Started { foreground: false }, at(20)),
-        []
-    );
+    assert_eq!(machine.step(Event::Started, at(20)), []);
     assert_eq!(machine.wake_at(), Some(at(1020)));
     assert_eq!(
         machine.step(Event::Timer, at(1020)),

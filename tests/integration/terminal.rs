@@ -1,6 +1,8 @@
 //! In a terminal: whoever types at a job under dblock sees no difference to
 //! the job alone, and what surrounds dblock sees none either.
 
+mod pipeline;
+
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
