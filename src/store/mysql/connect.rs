@@ -32,6 +32,8 @@ pub(super) struct Connected {
     pub(super) host: usize,
     /// The limit for each exchange on it.
     pub(super) call: Duration,
+    /// Whether the session's settings have been made.
+    pub(super) prepared: bool,
 }
 
 /// Connects to the first host that answers, beginning with number `first`,
@@ -80,6 +82,7 @@ fn attempt(
             peer,
             host: 0,
             call,
+            prepared: false,
         });
     }
     let mut last = unreachable(server, "no answer in time");
@@ -113,6 +116,7 @@ fn attempt(
                         peer,
                         host,
                         call,
+                        prepared: false,
                     });
                 }
                 Err(error) if error.may_pass() => last = error,

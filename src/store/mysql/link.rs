@@ -25,6 +25,9 @@ pub(super) struct Link {
     first: usize,
     /// How many hosts in a row have said that they are read-only.
     read_only: usize,
+    /// Whether the sessions' clocks may be reset. A server that forbids it has
+    /// no session with a clock of its own.
+    reset_clock: bool,
     live: Live,
 }
 
@@ -85,6 +88,7 @@ impl Link {
             holding: false,
             first: 0,
             read_only: 0,
+            reset_clock: true,
             live: Arc::default(),
         }
     }
@@ -106,47 +110,64 @@ impl Link {
     /// Sends the statements in one packet, connecting first if need be. The
     /// session's settings travel with the first packet of a connection.
     pub(super) fn exchange(&mut self, statements: &[String]) -> Exchange {
-        let mut packet = Vec::new();
         let mut open = match self.open.take() {
             Some(open) => open,
             None => match self.connect() {
-                Ok(open) => {
-                    packet.push(self.session(open.call));
-                    open
-                }
+                Ok(open) => open,
                 Err(error) => return Exchange::failed(error),
             },
         };
-        let settings = packet.len();
-        packet.extend_from_slice(statements);
+        let mut settings = self.settings(&open);
         let mut answers = Vec::new();
-        let sent = send(&mut open.conn, &packet.join(";\n"), &mut answers);
+        let mut sent = send(&mut open.conn, &settings, statements, &mut answers);
+        if let Err(error) = &sent
+            && answers.is_empty()
+            && self.reset_clock
+            && fault::fixes_clock(error)
+        {
+            self.reset_clock = false;
+            settings = self.settings(&open);
+            sent = send(&mut open.conn, &settings, statements, &mut answers);
+        }
+        let expected = settings.len() + statements.len();
         let error = match sent {
-            Ok(()) if answers.len() == packet.len() => {
+            Ok(()) if answers.len() == expected => {
                 self.read_only = 0;
+                open.prepared = true;
                 self.open = Some(open);
                 None
             }
             Ok(()) => Some(StoreError::Unavailable(format!(
-                "{} answered {} of {} statements",
+                "{} answered {} of {expected} statements",
                 self.server,
                 answers.len(),
-                packet.len()
             ))),
             Err(error) => {
-                let (class, in_step) = fault::classify(&error, &self.server);
-                let class = self.leave_if_read_only(class, open.host);
-                if in_step && answers.len() >= settings {
+                let fault = fault::classify(&error, &self.server);
+                if fault.other_host {
+                    self.first = open.host + 1;
+                }
+                if fault.in_step && answers.len() >= settings.len() {
+                    open.prepared = true;
                     self.open = Some(open);
                 }
-                Some(class)
+                Some(self.unless_all_are_read_only(fault.error))
             }
         };
         if self.open.is_none() {
             self.set_live(None);
         }
-        let answers = answers.split_off(settings.min(answers.len()));
+        let answers = answers.split_off(settings.len().min(answers.len()));
         Exchange { answers, error }
+    }
+
+    /// Returns what must go before the first statement of a connection.
+    fn settings(&self, open: &Connected) -> Vec<String> {
+        if open.prepared {
+            Vec::new()
+        } else {
+            vec![self.session(open.call)]
+        }
     }
 
     /// Sends statements that must all be answered.
@@ -172,11 +193,10 @@ impl Link {
 
     /// A host that may not be written to is left for the next one. Only when
     /// all have said so in turn is the server as a whole read-only.
-    fn leave_if_read_only(&mut self, class: StoreError, host: usize) -> StoreError {
-        let StoreError::ReadOnly(said) = class else {
-            return class;
+    fn unless_all_are_read_only(&mut self, error: StoreError) -> StoreError {
+        let StoreError::ReadOnly(said) = error else {
+            return error;
         };
-        self.first = host + 1;
         self.read_only += 1;
         if self.read_only < self.server.hosts.len() {
             return StoreError::Transient(said);
@@ -195,7 +215,11 @@ impl Link {
     fn session(&self, call: Duration) -> String {
         let half = call.saturating_sub(Duration::from_millis(500)) / 2;
         let idle = self.limits.idle.as_secs().saturating_add(60);
-        sql::session(half.as_secs().max(1), idle.clamp(120, 31_536_000))
+        sql::session(
+            half.as_secs().max(1),
+            idle.clamp(120, 31_536_000),
+            self.reset_clock,
+        )
     }
 }
 
@@ -219,14 +243,20 @@ impl Canceller for LinkCanceller {
             && let Ok(mut second) = connect::to_peer(&self.server, &peer, self.limit, self.limit)
         {
             // Whether it worked shows in the answer to the call itself.
-            send(&mut second, &sql::kill(number), &mut Vec::new()).ok();
+            send(&mut second, &[], &[sql::kill(number)], &mut Vec::new()).ok();
         }
     }
 }
 
 /// Sends a packet and reads every result set and every row into `answers`.
 /// The driver's shorter ways hide the errors of all statements but the first.
-fn send(conn: &mut Conn, packet: &str, answers: &mut Vec<Answer>) -> mysql::Result<()> {
+fn send(
+    conn: &mut Conn,
+    settings: &[String],
+    statements: &[String],
+    answers: &mut Vec<Answer>,
+) -> mysql::Result<()> {
+    let packet = [settings, statements].concat().join(";\n");
     let mut result = conn.query_iter(packet)?;
     while let Some(mut set) = result.iter() {
         let mut answer = Answer {

@@ -16,10 +16,17 @@ const NOW: &str = "(TIMESTAMPDIFF(MICROSECOND,'1970-01-01',UTC_TIMESTAMP(3)) DIV
 
 /// Settings of a session. They only limit waits, undo what a server may
 /// preset, and fix the character set of answers; none gives a statement its
-/// meaning, except `autocommit`, without which nothing would be committed.
-pub(super) fn session(lock_wait_seconds: u64, idle_seconds: u64) -> String {
+/// meaning, except `autocommit`, without which nothing would be committed, and
+/// `sql_select_limit`, which would cut answers short.
+pub(super) fn session(lock_wait_seconds: u64, idle_seconds: u64, reset_clock: bool) -> String {
+    let clock = if reset_clock {
+        "timestamp=DEFAULT, "
+    } else {
+        ""
+    };
     format!(
-        "SET SESSION autocommit=1, timestamp=DEFAULT, character_set_results=utf8mb4, \
+        "SET SESSION autocommit=1, {clock}character_set_results=utf8mb4, \
+         sql_select_limit=18446744073709551615, sql_safe_updates=0, \
          innodb_lock_wait_timeout={lock_wait_seconds}, lock_wait_timeout={lock_wait_seconds}, \
          wait_timeout={idle_seconds}"
     )
