@@ -18,8 +18,27 @@ CREATE TABLE IF NOT EXISTS dblock_lock (
   user_name   VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
   command     VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
   note        VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+  state       VARCHAR(16) CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT 'held', -- 'held', 'released', 'done' or 'blocked'
+  delay_ms    BIGINT NOT NULL DEFAULT 0, -- so much longer nobody is granted an expired lease
+  keep_until  BIGINT NOT NULL DEFAULT 0, -- until then nobody is granted the slot, like expire_at
+  done_until  BIGINT NOT NULL DEFAULT 0, -- until then a success counts, like expire_at
   PRIMARY KEY (lock_key, slot),
   KEY token (token)
+) ENGINE=InnoDB;
+
+-- Who waits, for people to see. No row here decides anything.
+CREATE TABLE IF NOT EXISTS dblock_waiter (
+  place       BIGINT UNSIGNED NOT NULL AUTO_INCREMENT, -- the order of arrival
+  waiter_id   CHAR(36) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+  lock_key    VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  since       BIGINT NOT NULL, -- like dblock_lock.expire_at
+  seen        BIGINT NOT NULL, -- likewise; who has not been seen for long has gone
+  host        VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  pid         INT UNSIGNED NOT NULL,
+  user_name   VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  PRIMARY KEY (place),
+  UNIQUE KEY waiter_id (waiter_id),
+  KEY lock_key (lock_key)
 ) ENGINE=InnoDB;
 
 CREATE TABLE IF NOT EXISTS dblock_meta (

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use crate::clock::Tick;
 use crate::keeper::{Call, Reply};
-use crate::lock::{Claimant, Grant, Holder, Key, Kind, Owner, Request, State, Ttl};
+use crate::lock::{Claimant, Grant, Holder, Key, Kind, Owner, Request, State, Terms, Ttl, Waiter};
 use crate::signals::Sig;
-use crate::store::{Acquired, StoreError};
+use crate::store::{Acquired, End, Place, StoreError, Turn, Waited};
 
 /// How long to wait for a key that is busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +30,10 @@ pub struct Wanted {
     pub key: Key,
     /// The lease.
     pub ttl: Ttl,
+    /// What else is asked for.
+    pub terms: Terms,
+    /// The one slot to take; without it any that is free.
+    pub slot: Option<u16>,
     /// What the lease will be held by.
     pub kind: Kind,
     /// Who asks.
@@ -64,13 +68,17 @@ pub struct Won {
     pub sent: Tick,
     /// Earlier attempts of unknown outcome, which a server may yet carry out.
     pub former: Vec<Owner>,
+    /// The wait that others were shown, to be taken out of the table.
+    pub waiter: Option<Owner>,
 }
 
 /// Why there is no lease.
 #[derive(Debug)]
 pub enum Refusal {
-    /// Others hold the key.
+    /// Others hold the key, or it is kept shut.
     Busy(Vec<Holder>),
+    /// Others use the key with another number of slots.
+    SlotsDiffer(Vec<Holder>),
     /// The store has no answer.
     Failed(StoreError),
     /// A signal came first.
@@ -84,8 +92,17 @@ pub enum Refusal {
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// First and longest pause between looks at a busy key.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(3200));
-/// First and longest pause after a transient error.
+/// First and longest pause between looks of the first waiter in a queue.
+const PAUSE_FIRST: (Duration, Duration) = (Duration::from_millis(80), Duration::from_millis(500));
+/// Pause of a waiter without a connection for each that is ahead of it, and
+/// the longest.
+const PAUSE_FAR: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(20));
+/// First and longest pause after a transient error, and the longest for those
+/// who have time.
 const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(640));
+const RETRY_WAITING: Duration = Duration::from_millis(3200);
+/// Longest sleep in the store's queue.
+const SLEEP: Duration = Duration::from_secs(30);
 
 /// The state of the attempt.
 #[derive(Debug)]
@@ -104,6 +121,9 @@ pub struct Acquisition {
     last_error: Option<StoreError>,
     holders: Vec<Holder>,
     former: Vec<Owner>,
+    /// The wait, since it was shown to others.
+    waiter: Option<Waiter>,
+    place: Option<Place>,
     /// Why to end after the call that is under way.
     ending: Option<Ending>,
 }
@@ -126,6 +146,9 @@ enum Phase {
     },
     /// Nothing is under way until the moment, when `then` follows.
     Pausing { until: Tick, then: Then },
+    /// A grant that must not be used is being given back; these rows stand
+    /// beside it.
+    Returning { owner: Owner, rows: Vec<Holder> },
     /// The last call, which removes what was left.
     Tidying {
         give_up: Tick,
@@ -138,6 +161,8 @@ enum Phase {
 #[derive(Clone, Copy, Debug)]
 enum Then {
     Look,
+    /// Wait in the queue again.
+    Queue,
     Acquire,
 }
 
@@ -160,9 +185,12 @@ impl Acquisition {
             last_error: None,
             holders: Vec::new(),
             former: Vec::new(),
+            waiter: None,
+            place: None,
             ending: None,
         };
-        let step = machine.acquire(now);
+        let slot = machine.any_slot();
+        let step = machine.acquire(slot, now);
         (machine, step)
     }
 
@@ -172,12 +200,19 @@ impl Acquisition {
         &self.holders
     }
 
+    /// Returns where among those who wait this one stands, as far as is known.
+    #[must_use]
+    pub fn place(&self) -> Option<Place> {
+        self.place
+    }
+
     /// Returns when [`Acquisition::timer`] must be called at the latest.
     #[must_use]
     pub fn wake_at(&self) -> Option<Tick> {
         match &self.phase {
             Phase::Asking { give_up, .. } => *give_up,
             Phase::Pausing { until, .. } => Some(*until),
+            Phase::Returning { .. } => None,
             Phase::Tidying { give_up, .. } => Some(*give_up),
         }
     }
@@ -187,6 +222,17 @@ impl Acquisition {
         let asked = match &mut self.phase {
             Phase::Asking { owner, .. } => owner.take(),
             Phase::Pausing { .. } => None,
+            Phase::Returning { owner, rows } => {
+                // If it could not be given back, the next attempt removes it.
+                if !matches!(reply, Reply::Released(Ok(_))) {
+                    self.former.push(owner.clone());
+                }
+                let rows = std::mem::take(rows);
+                return match reply {
+                    Reply::Gone => Step::End(Refusal::KeeperDied),
+                    _ => self.busy(rows, now),
+                };
+            }
             Phase::Tidying {
                 call,
                 retries,
@@ -204,7 +250,12 @@ impl Acquisition {
                     *retries -= 1;
                     return Step::Ask(Call::clone(call));
                 }
-                return Step::End(refusal.take().unwrap_or(Refusal::KeeperDied));
+                let refusal = refusal.take().unwrap_or(Refusal::KeeperDied);
+                return match **call {
+                    // What else was left comes next.
+                    Call::Release(..) => self.end(refusal, now),
+                    _ => Step::End(refusal),
+                };
             }
         };
         match reply {
@@ -213,12 +264,24 @@ impl Acquisition {
                     grant,
                     sent,
                     former: std::mem::take(&mut self.former),
+                    waiter: self.waiter.take().map(|waiter| waiter.id),
                 }),
                 Some(_) => {
                     let refusal = self.no_answer();
-                    self.tidy(Call::Release(grant), refusal, now)
+                    self.former
+                        .extend(self.waiter.take().map(|waiter| waiter.id));
+                    self.tidy(Call::Release(grant, End::Dropped), refusal, now)
                 }
             },
+            Reply::Acquired(Ok(Acquired::Contested(grant, rows))) => {
+                let owner = grant.owner.clone();
+                let rows = rows.into_iter().filter(|row| row.grant.owner != owner);
+                self.phase = Phase::Returning {
+                    rows: rows.collect(),
+                    owner,
+                };
+                Step::Ask(Call::Release(grant, End::Dropped))
+            }
             Reply::Acquired(Ok(Acquired::Busy(holders))) | Reply::Looked(Ok(holders)) => {
                 self.busy(holders, now)
             }
@@ -228,7 +291,8 @@ impl Acquisition {
                 }
                 self.failed(error, now)
             }
-            Reply::Looked(Err(error)) => self.failed(error, now),
+            Reply::Waited(Ok(waited)) => self.waited(waited, now),
+            Reply::Looked(Err(error)) | Reply::Waited(Err(error)) => self.failed(error, now),
             Reply::Gone => Step::End(Refusal::KeeperDied),
             Reply::Renewed(_) | Reply::Released(_) | Reply::Forgot(_) => Step::Wait,
         }
@@ -242,7 +306,11 @@ impl Acquisition {
         match &mut self.phase {
             Phase::Pausing { then, .. } => match *then {
                 Then::Look => self.look(now),
-                Then::Acquire => self.acquire(now),
+                Then::Queue => self.queue(now),
+                Then::Acquire => {
+                    let slot = self.any_slot();
+                    self.acquire(slot, now)
+                }
             },
             Phase::Asking { give_up, .. } => match self.ending {
                 None => {
@@ -252,6 +320,7 @@ impl Acquisition {
                 }
                 Some(_) => Step::End(self.no_answer()),
             },
+            Phase::Returning { .. } => Step::Wait,
             Phase::Tidying { refusal, .. } => {
                 Step::End(refusal.take().unwrap_or(Refusal::KeeperDied))
             }
@@ -270,11 +339,36 @@ impl Acquisition {
                     Some(_) => Step::Wait,
                 }
             }
+            Phase::Returning { .. } => {
+                self.ending = Some(Ending::Signal(sig));
+                Step::Wait
+            }
             Phase::Tidying { .. } => Step::Wait,
         }
     }
 
-    fn acquire(&mut self, now: Tick) -> Step {
+    /// Returns the slot for an attempt that knows nothing: by chance, so that
+    /// those who come at once do not all try the same.
+    fn any_slot(&mut self) -> u16 {
+        let slots = self.wanted.terms.slots.max(1);
+        self.wanted
+            .slot
+            .unwrap_or_else(|| self.random.u16(0..slots))
+    }
+
+    /// Returns a slot that nobody of these has, by chance among all such.
+    fn free_slot(&mut self, taken: &[Holder]) -> Option<u16> {
+        let all = match self.wanted.slot {
+            Some(slot) => slot..slot + 1,
+            None => 0..self.wanted.terms.slots,
+        };
+        let free: Vec<u16> = all
+            .filter(|slot| !taken.iter().any(|row| row.grant.slot == *slot))
+            .collect();
+        (!free.is_empty()).then(|| free[self.random.usize(0..free.len())])
+    }
+
+    fn acquire(&mut self, slot: u16, now: Tick) -> Step {
         let owner = Owner::generate();
         self.phase = Phase::Asking {
             give_up: self.limit(now),
@@ -282,7 +376,9 @@ impl Acquisition {
         };
         Step::Ask(Call::Acquire(Request {
             key: self.wanted.key.clone(),
+            slot,
             ttl: self.wanted.ttl,
+            terms: self.wanted.terms,
             owner,
             former: self.former.clone(),
             kind: self.wanted.kind,
@@ -296,6 +392,69 @@ impl Acquisition {
             owner: None,
         };
         Step::Ask(Call::Look(self.wanted.key.clone()))
+    }
+
+    /// Waits in the store's queue for as long as nothing else is due.
+    fn queue(&mut self, now: Tick) -> Step {
+        let claimant = &self.wanted.claimant;
+        let waiter = self.waiter.take().unwrap_or_else(|| Waiter {
+            id: Owner::generate(),
+            key: self.wanted.key.clone(),
+            host: claimant.host.clone(),
+            pid: claimant.pid,
+            user: claimant.user.clone(),
+            waiting: now - self.started,
+        });
+        let soonest = self.holders.iter().map(|row| row.remaining).min();
+        let mut limit = soonest.unwrap_or_default().min(SLEEP);
+        if let Some(end) = self.over() {
+            limit = limit.min(end - now);
+        }
+        self.waiter = Some(waiter.clone());
+        self.phase = Phase::Asking {
+            give_up: self.limit(now),
+            owner: None,
+        };
+        Step::Ask(Call::Wait(waiter, limit))
+    }
+
+    fn waited(&mut self, waited: Waited, now: Tick) -> Step {
+        self.failures = 0;
+        self.place = waited.place.or(self.place);
+        if self.ending.is_some() {
+            let refusal = self.no_answer();
+            return self.end(refusal, now);
+        }
+        let pause = match waited.turn {
+            Turn::Look => return self.look(now),
+            Turn::First => self.jittered(PAUSE_FIRST, self.looks.saturating_sub(1)),
+            Turn::NoQueue => self.jittered(PAUSE, self.looks.saturating_sub(1)),
+            Turn::Far => {
+                let ahead = waited.place.map_or(0, |place| place.ahead);
+                let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
+                let whole = PAUSE_FAR.0.saturating_mul(ahead).min(PAUSE_FAR.1);
+                self.jittered((whole, whole), 0)
+            }
+        };
+        let then = match waited.turn {
+            Turn::Far => Then::Queue,
+            _ => Then::Look,
+        };
+        let soonest = self.holders.iter().map(|row| row.remaining).min();
+        let mut until = now + pause.min(soonest.unwrap_or(pause) + Duration::from_millis(1));
+        if let Turn::Far = waited.turn {
+            // Others are nearer.
+            until = now + pause;
+        }
+        let mut then = then;
+        if let Some(end) = self.over()
+            && end <= until
+        {
+            until = end;
+            then = Then::Look;
+        }
+        self.phase = Phase::Pausing { until, then };
+        Step::Wait
     }
 
     /// Returns when a call that is made now is given up: a waiter's last look
@@ -340,45 +499,46 @@ impl Acquisition {
             let refusal = self.no_answer();
             return self.end(refusal, now);
         }
-        let held: Vec<Holder> = holders
+        let terms = self.wanted.terms;
+        let taken: Vec<Holder> = holders
             .into_iter()
-            .filter(|row| row.state == State::Held)
+            .filter(|row| row.state.excludes(&terms))
             .collect();
-        let own_leftover = held
+        let differ = |row: &Holder| {
+            matches!(row.state, State::Held | State::Closing) && row.slots != terms.slots
+        };
+        if taken.iter().any(differ) {
+            return self.end(Refusal::SlotsDiffer(taken), now);
+        }
+        // What has been done already is not waited for: it would be done again.
+        if taken.iter().any(|row| row.state == State::Done) {
+            return self.end(Refusal::Busy(taken), now);
+        }
+        let blocked = taken.iter().any(|row| row.state == State::Blocked);
+        let own_leftover = taken
             .iter()
             .any(|row| self.former.contains(&row.grant.owner));
         // Nobody, or only a former attempt of ours, stands in the way.
-        if held.is_empty() || own_leftover {
+        let free = self.free_slot(&taken).filter(|_| !blocked);
+        if free.is_some() || own_leftover {
             self.vanished += 1;
-            if self.vanished == 1 {
-                return self.acquire(now);
+            if self.vanished <= u32::from(terms.slots) {
+                let slot = free.unwrap_or_else(|| self.any_slot());
+                return self.acquire(slot, now);
             }
             if self.deadline().is_some_and(|moment| now >= moment) {
-                return self.end(Refusal::Busy(held), now);
+                return self.end(Refusal::Busy(taken), now);
             }
             return self.pause(self.vanished, now);
         }
         self.vanished = 0;
-        let remaining = held.iter().map(|row| row.remaining).min();
-        self.holders = held;
+        self.holders = taken;
         if self.is_over(now) {
             let holders = std::mem::take(&mut self.holders);
             return self.end(Refusal::Busy(holders), now);
         }
-        let mut pause = self.jittered(PAUSE, self.looks);
         self.looks = self.looks.saturating_add(1);
-        if let Some(remaining) = remaining {
-            pause = pause.min(remaining + Duration::from_millis(1));
-        }
-        let mut until = now + pause;
-        if let Some(end) = self.over() {
-            until = until.min(end);
-        }
-        self.phase = Phase::Pausing {
-            until,
-            then: Then::Look,
-        };
-        Step::Wait
+        self.queue(now)
     }
 
     fn failed(&mut self, error: StoreError, now: Tick) -> Step {
@@ -406,7 +566,12 @@ impl Acquisition {
 
     /// Waits before the next attempt, longer each time.
     fn pause(&mut self, times: u32, now: Tick) -> Step {
-        let pause = self.jittered(RETRY, times);
+        // Who may wait is in no hurry to be one of too many.
+        let longest = match self.wanted.patience {
+            Patience::None => RETRY.1,
+            Patience::For(_) | Patience::Forever => RETRY_WAITING,
+        };
+        let pause = self.jittered((RETRY.0, longest), times);
         self.phase = Phase::Pausing {
             until: now + pause,
             then: Then::Acquire,
@@ -435,6 +600,8 @@ impl Acquisition {
 
     /// Ends, after what former attempts may have left was removed.
     fn end(&mut self, refusal: Refusal, now: Tick) -> Step {
+        self.former
+            .extend(self.waiter.take().map(|waiter| waiter.id));
         if self.former.is_empty() {
             return Step::End(refusal);
         }
@@ -465,6 +632,8 @@ mod tests {
         Wanted {
             key: Key::new("k").expect("a key"),
             ttl: Ttl::new(30 * SECOND).expect("a TTL"),
+            terms: Terms::default(),
+            slot: None,
             kind: Kind::Run,
             claimant: Claimant::default(),
             patience,
@@ -534,6 +703,189 @@ mod tests {
         })))
     }
 
+    /// Answers a waiter's question for a queue: there is none.
+    fn queueless(machine: &mut Acquisition, step: Step, now: Tick) -> Step {
+        assert!(matches!(step, Step::Ask(Call::Wait(..))), "{step:?}");
+        machine.answer(now, waited(Turn::NoQueue, 0), now)
+    }
+
+    fn waited(turn: Turn, ahead: u64) -> Reply {
+        let place = Some(Place {
+            ahead,
+            waiting: ahead + 1,
+        });
+        Reply::Waited(Ok(Waited { turn, place }))
+    }
+
+    fn beside(state: State, slot: u16, slots: u16) -> Holder {
+        let mut row = row(&Owner::generate(), SECOND);
+        row.state = state;
+        row.grant.slot = slot;
+        row.slots = slots;
+        row
+    }
+
+    fn with_terms(patience: Patience, terms: Terms) -> (Acquisition, Request) {
+        let mut wanted = wanted(patience);
+        wanted.terms = terms;
+        let random = fastrand::Rng::with_seed(7);
+        let (machine, step) = Acquisition::begin(wanted, random, at(0));
+        (machine, request(step))
+    }
+
+    fn slots(slots: u16) -> Terms {
+        Terms {
+            slots,
+            ..Terms::default()
+        }
+    }
+
+    #[test]
+    fn a_waiter_sleeps_no_longer_than_the_lease_or_its_time() {
+        for (patience, left, expected) in [
+            (Patience::Forever, 9, 9),
+            (Patience::Forever, 900, 30),
+            (Patience::For(4 * SECOND), 9, 4),
+        ] {
+            let (mut machine, _) = begin(patience);
+            let step = machine.answer(at(0), busy(left * SECOND), at(0));
+            assert!(
+                matches!(&step, Step::Ask(Call::Wait(_, limit)) if *limit == expected * SECOND),
+                "{step:?}"
+            );
+            // Woken, it looks before it tries.
+            let step = machine.answer(at(0), waited(Turn::Look, 0), at(3));
+            assert!(matches!(step, Step::Ask(Call::Look(_))));
+        }
+    }
+
+    #[test]
+    fn the_first_in_the_queue_looks_often_and_the_last_seldom() {
+        let (mut machine, _) = begin(Patience::Forever);
+        machine.answer(at(0), busy(900 * SECOND), at(0));
+        machine.answer(at(0), waited(Turn::First, 0), at(0));
+        assert!(machine.wake_at().expect("a moment") <= at(100));
+        assert!(matches!(machine.timer(at(100)), Step::Ask(Call::Look(_))));
+        machine.answer(at(100), looked_busy(900 * SECOND), at(100));
+        machine.answer(at(100), waited(Turn::Far, 70), at(100));
+        let wake = machine.wake_at().expect("a moment");
+        assert!(wake >= at(10_000) && wake <= at(18_000), "{wake:?}");
+        // It asks for its place again, and does not try before those ahead.
+        assert!(matches!(machine.timer(wake), Step::Ask(Call::Wait(..))));
+    }
+
+    #[test]
+    fn any_free_slot_is_taken_and_no_other() {
+        let (mut machine, first) = with_terms(Patience::None, slots(3));
+        assert!(first.slot < 3 && first.terms.slots == 3);
+        let taken = [0, 2].map(|slot| beside(State::Held, slot, 3));
+        let step = machine.answer(
+            at(0),
+            Reply::Acquired(Ok(Acquired::Busy(taken.into()))),
+            at(1),
+        );
+        assert_eq!(request(step).slot, 1);
+        let taken = [0, 1, 2].map(|slot| beside(State::Held, slot, 3));
+        let step = machine.answer(
+            at(1),
+            Reply::Acquired(Ok(Acquired::Busy(taken.into()))),
+            at(2),
+        );
+        assert!(matches!(step, Step::End(Refusal::Busy(rows)) if rows.len() == 3));
+    }
+
+    #[test]
+    fn a_fixed_slot_is_waited_for_though_others_are_free() {
+        let mut wanted = wanted(Patience::Forever);
+        wanted.terms = slots(3);
+        wanted.slot = Some(2);
+        let (mut machine, step) = Acquisition::begin(wanted, fastrand::Rng::with_seed(7), at(0));
+        assert_eq!(request(step).slot, 2);
+        let taken = vec![beside(State::Held, 2, 3)];
+        let step = machine.answer(at(0), Reply::Acquired(Ok(Acquired::Busy(taken))), at(1));
+        assert!(matches!(step, Step::Ask(Call::Wait(..))));
+    }
+
+    #[test]
+    fn another_number_of_slots_is_refused_whether_busy_or_granted() {
+        for patience in [Patience::None, Patience::Forever] {
+            let (mut machine, _) = with_terms(patience, slots(3));
+            let rows = vec![beside(State::Held, 0, 5)];
+            let step = machine.answer(at(0), Reply::Acquired(Ok(Acquired::Busy(rows))), at(1));
+            assert!(matches!(step, Step::End(Refusal::SlotsDiffer(_))));
+
+            let (mut machine, request) = with_terms(patience, slots(3));
+            let rows = vec![beside(State::Held, 4, 5)];
+            let step = contested(&mut machine, &request, rows);
+            assert!(matches!(step, Step::End(Refusal::SlotsDiffer(_))));
+        }
+    }
+
+    /// Answers with a grant that must not be used, and gives it back.
+    fn contested(machine: &mut Acquisition, request: &Request, rows: Vec<Holder>) -> Step {
+        let Reply::Acquired(Ok(Acquired::Granted(grant))) = granted(request) else {
+            panic!("granted");
+        };
+        let reply = Reply::Acquired(Ok(Acquired::Contested(grant.clone(), rows)));
+        let step = machine.answer(at(0), reply, at(1));
+        assert!(
+            matches!(&step, Step::Ask(Call::Release(back, End::Dropped)) if *back == grant),
+            "{step:?}"
+        );
+        machine.answer(
+            at(1),
+            Reply::Released(Ok(crate::store::Released::Released)),
+            at(2),
+        )
+    }
+
+    #[test]
+    fn a_block_beside_a_grant_is_busy_or_waited_for() {
+        let rows = || vec![beside(State::Blocked, crate::lock::BLOCK_SLOT, 0)];
+        let (mut machine, request) = begin(Patience::None);
+        let step = contested(&mut machine, &request, rows());
+        assert!(matches!(step, Step::End(Refusal::Busy(_))));
+        let (mut machine, request) = begin(Patience::Forever);
+        let step = contested(&mut machine, &request, rows());
+        assert!(matches!(step, Step::Ask(Call::Wait(..))));
+    }
+
+    #[test]
+    fn what_has_been_done_is_not_waited_for() {
+        let once = Terms {
+            once_per: Some(SECOND),
+            ..Terms::default()
+        };
+        let (mut machine, _) = with_terms(Patience::Forever, once);
+        let rows = vec![beside(State::Done, 0, 1)];
+        let step = machine.answer(at(0), Reply::Acquired(Ok(Acquired::Busy(rows))), at(1));
+        assert!(matches!(step, Step::End(Refusal::Busy(_))));
+        // It stands in the way of nobody else.
+        let (mut machine, _) = begin(Patience::None);
+        let rows = vec![beside(State::Done, 0, 1)];
+        request(machine.answer(at(0), Reply::Acquired(Ok(Acquired::Busy(rows))), at(1)));
+    }
+
+    #[test]
+    fn a_grant_that_cannot_be_given_back_is_removed_by_the_next_attempt() {
+        let (mut machine, first) = begin(Patience::Forever);
+        let Reply::Acquired(Ok(Acquired::Granted(grant))) = granted(&first) else {
+            panic!("granted");
+        };
+        let rows = vec![beside(State::Blocked, crate::lock::BLOCK_SLOT, 0)];
+        machine.answer(
+            at(0),
+            Reply::Acquired(Ok(Acquired::Contested(grant, rows))),
+            at(1),
+        );
+        let cut = Reply::Released(Err(StoreError::Unavailable("cut".into())));
+        let step = machine.answer(at(1), cut, at(2));
+        assert!(matches!(step, Step::Ask(Call::Wait(..))));
+        machine.answer(at(2), waited(Turn::Look, 0), at(3));
+        let next = request(machine.answer(at(3), Reply::Looked(Ok(Vec::new())), at(4)));
+        assert_eq!(next.former, [first.owner]);
+    }
+
     #[test]
     fn a_free_key_is_won_and_counts_from_the_question() {
         let (mut machine, request) = begin(Patience::None);
@@ -597,7 +949,8 @@ mod tests {
         let mut pauses = Vec::new();
         let mut reply = busy(1000 * SECOND);
         for _ in 0..8 {
-            assert!(matches!(machine.answer(now, reply, now), Step::Wait));
+            let step = machine.answer(now, reply, now);
+            assert!(matches!(queueless(&mut machine, step, now), Step::Wait));
             let wake = machine.wake_at().expect("a moment");
             pauses.push((wake - now).as_millis());
             now = wake;
@@ -613,10 +966,8 @@ mod tests {
                 "{pauses:?}"
             );
         }
-        assert!(matches!(
-            machine.answer(now, looked_busy(SECOND), now),
-            Step::Wait
-        ));
+        let step = machine.answer(now, looked_busy(SECOND), now);
+        assert!(matches!(queueless(&mut machine, step, now), Step::Wait));
         assert!(machine.wake_at().expect("a moment") <= now + SECOND + SECOND / 100);
     }
 
@@ -625,23 +976,24 @@ mod tests {
         let (mut machine, _) = begin(Patience::For(SECOND));
         let mut now = at(0);
         let mut step = machine.answer(now, busy(1000 * SECOND), now);
-        while let Step::Wait = step {
+        while !matches!(step, Step::Ask(Call::Forget(..))) {
+            assert!(matches!(queueless(&mut machine, step, now), Step::Wait));
             now = machine.wake_at().expect("a moment");
             assert!(now <= at(1000));
             assert!(matches!(machine.timer(now), Step::Ask(Call::Look(_))));
             step = machine.answer(now, looked_busy(1000 * SECOND), now);
         }
         assert_eq!(now, at(1000));
+        // The wait is taken out of the table.
+        let step = machine.answer(now, Reply::Forgot(Ok(())), now);
         assert!(matches!(step, Step::End(Refusal::Busy(_))));
     }
 
     #[test]
     fn after_a_look_at_a_free_key_comes_an_attempt() {
         let (mut machine, _) = begin(Patience::Forever);
-        assert!(matches!(
-            machine.answer(at(0), busy(SECOND), at(0)),
-            Step::Wait
-        ));
+        let step = machine.answer(at(0), busy(SECOND), at(0));
+        assert!(matches!(queueless(&mut machine, step, at(0)), Step::Wait));
         let now = machine.wake_at().expect("a moment");
         assert!(matches!(machine.timer(now), Step::Ask(Call::Look(_))));
         let step = machine.answer(now, Reply::Looked(Ok(Vec::new())), now);
@@ -721,16 +1073,14 @@ mod tests {
         let (mut machine, request) = begin(Patience::None);
         assert!(matches!(machine.timer(at(5000)), Step::Cancel));
         let step = machine.answer(at(0), granted(&request), at(5100));
-        assert!(matches!(step, Step::Ask(Call::Release(_))));
+        assert!(matches!(step, Step::Ask(Call::Release(..))));
     }
 
     #[test]
     fn a_waiter_rides_out_an_outage() {
         let (mut machine, _) = begin(Patience::Forever);
-        assert!(matches!(
-            machine.answer(at(0), busy(SECOND), at(0)),
-            Step::Wait
-        ));
+        let step = machine.answer(at(0), busy(SECOND), at(0));
+        assert!(matches!(queueless(&mut machine, step, at(0)), Step::Wait));
         let mut now = machine.wake_at().expect("a moment");
         assert!(matches!(machine.timer(now), Step::Ask(Call::Look(_))));
         let mut reply = Reply::Looked(Err(StoreError::Unreachable("down".into())));
@@ -746,18 +1096,18 @@ mod tests {
     #[test]
     fn a_signal_ends_the_waiting_and_gives_a_late_grant_back() {
         let (mut machine, _) = begin(Patience::Forever);
-        assert!(matches!(
-            machine.answer(at(0), busy(SECOND), at(0)),
-            Step::Wait
-        ));
+        let step = machine.answer(at(0), busy(SECOND), at(0));
+        assert!(matches!(queueless(&mut machine, step, at(0)), Step::Wait));
         let step = machine.signal(Sig::Term, at(1));
+        assert!(matches!(step, Step::Ask(Call::Forget(_, ids)) if ids.len() == 1));
+        let step = machine.answer(at(1), Reply::Forgot(Ok(())), at(2));
         assert!(matches!(step, Step::End(Refusal::Interrupted(Sig::Term))));
 
         let (mut machine, request) = begin(Patience::Forever);
         assert!(matches!(machine.signal(Sig::Int, at(1)), Step::Cancel));
         assert_eq!(machine.wake_at(), Some(at(1001)));
         let step = machine.answer(at(0), granted(&request), at(500));
-        assert!(matches!(step, Step::Ask(Call::Release(_))));
+        assert!(matches!(step, Step::Ask(Call::Release(..))));
         let step = machine.answer(
             at(500),
             Reply::Released(Ok(crate::store::Released::Released)),
@@ -769,10 +1119,10 @@ mod tests {
         let (mut machine, request) = begin(Patience::Forever);
         assert!(matches!(machine.signal(Sig::Int, at(1)), Step::Cancel));
         let step = machine.answer(at(0), granted(&request), at(2));
-        assert!(matches!(step, Step::Ask(Call::Release(_))));
+        assert!(matches!(step, Step::Ask(Call::Release(..))));
         let cut = Reply::Released(Err(StoreError::Unavailable("killed".into())));
         let step = machine.answer(at(2), cut, at(3));
-        assert!(matches!(step, Step::Ask(Call::Release(_))));
+        assert!(matches!(step, Step::Ask(Call::Release(..))));
 
         let (mut machine, dropped) = begin(Patience::Forever);
         assert!(matches!(machine.signal(Sig::Int, at(1)), Step::Cancel));

@@ -16,7 +16,7 @@ use std::time::Duration;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::exit::Status;
-use crate::lock::{Key, Owner, Ttl};
+use crate::lock::{Key, Owner, SLOTS_MAX, Ttl};
 
 /// Run a job on one host at a time.
 ///
@@ -76,6 +76,14 @@ pub enum Command {
     /// runs under the lock is stopped by its own dblock at the next renewal;
     /// until then somebody else may be granted the lock.
     ForceRelease(ForceReleaseArgs),
+    /// Refuse new grants of a key, for maintenance
+    ///
+    /// Who holds the key keeps it. Everybody else finds it busy, with the
+    /// reason, until 'dblock unblock' or the end of --for. Repeating it changes
+    /// the reason and the end.
+    Block(BlockArgs),
+    /// Allow grants of a blocked key again
+    Unblock(UnblockArgs),
     /// Create the tables, or check that they are right
     ///
     /// May be repeated, also by many at once. Repeat it after the tables were
@@ -129,9 +137,36 @@ pub struct LockArgs {
     /// Exit with this status if the key is busy
     #[arg(short = 'E', long, value_name = "N", default_value_t = Status::Busy.code(), value_parser = exit_status)]
     pub busy_exit: u8,
+    /// Let N holders have the key at once; all who use the key must say the same
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = slots)]
+    pub slots: u16,
+    /// With --slots, take only the slot that VALUE is hashed to
+    #[arg(long, value_name = "VALUE", requires = "slots")]
+    pub slot_by: Option<String>,
+    /// Keep the key closed for at least D after the grant, even if the job ends sooner
+    #[arg(long, value_name = "D", default_value = "0s", value_parser = up_to_a_month)]
+    pub at_least: Duration,
+    /// Skip if a run with this option was granted less than D ago and succeeded
+    #[arg(long, value_name = "D", value_parser = up_to_a_year)]
+    pub once_per: Option<Duration>,
+    /// If the lease is lost, let nobody have the key for a further D
+    #[arg(long, value_name = "D", default_value = "0s", value_parser = up_to_a_month)]
+    pub lock_delay: Duration,
+    /// How to learn that the key is free: woken by the server if possible, or by looking
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = WakeArg::Auto)]
+    pub wake: WakeArg,
     /// A text that status shows, such as the address of a CI job
     #[arg(long, value_name = "TEXT")]
     pub note: Option<String>,
+}
+
+/// How a waiter learns that the key is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WakeArg {
+    /// Sleep in the server's queue where there is one
+    Auto,
+    /// Look now and then
+    Poll,
 }
 
 /// Arguments of `run`.
@@ -269,12 +304,9 @@ pub struct StatusArgs {
 /// Arguments of `force-release`.
 #[derive(Debug, Args)]
 pub struct ForceReleaseArgs {
-    /// The lock's key
-    #[arg(value_name = "KEY", value_parser = key, required_unless_present = "key_option")]
-    pub key: Option<Key>,
-    /// The lock's key, as an option
-    #[arg(short, long = "key", id = "key_option", value_name = "KEY", value_parser = key, conflicts_with = "key")]
-    pub key_option: Option<Key>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap would take the text as the command's")]
+    pub key: KeyArgs,
     /// Only the holder of this slot
     #[arg(long, value_name = "N")]
     pub slot: Option<u16>,
@@ -287,6 +319,53 @@ pub struct ForceReleaseArgs {
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap would take the text as the command's")]
     pub store: StoreArgs,
+}
+
+/// Arguments of `block`.
+#[derive(Debug, Args)]
+pub struct BlockArgs {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap would take the text as the command's")]
+    pub key: KeyArgs,
+    /// End by itself after D; without it, with 'dblock unblock' only
+    #[arg(long = "for", value_name = "D", value_parser = up_to_a_year)]
+    pub length: Option<Duration>,
+    /// Why, for those who find the key busy
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap would take the text as the command's")]
+    pub store: StoreArgs,
+}
+
+/// Arguments of `unblock`.
+#[derive(Debug, Args)]
+pub struct UnblockArgs {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap would take the text as the command's")]
+    pub key: KeyArgs,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap would take the text as the command's")]
+    pub store: StoreArgs,
+}
+
+/// The one key of an operator's command, as an argument or as an option.
+#[derive(Debug, Args)]
+pub struct KeyArgs {
+    /// The lock's key
+    #[arg(value_name = "KEY", value_parser = key, required_unless_present = "key_option")]
+    pub key: Option<Key>,
+    /// The lock's key, as an option
+    #[arg(short, long = "key", id = "key_option", value_name = "KEY", value_parser = key, conflicts_with = "key")]
+    pub key_option: Option<Key>,
+}
+
+impl KeyArgs {
+    /// Returns the key, which clap has made sure of.
+    #[must_use]
+    pub fn get(&self) -> Option<&Key> {
+        self.key.as_ref().or(self.key_option.as_ref())
+    }
 }
 
 /// Arguments of `init`.
@@ -321,6 +400,29 @@ fn key(text: &str) -> Result<Key, crate::lock::KeyError> {
 fn exit_status(text: &str) -> Result<u8, String> {
     text.parse()
         .map_err(|_| "not a number from 0 to 255".to_owned())
+}
+
+fn slots(text: &str) -> Result<u16, String> {
+    text.parse()
+        .ok()
+        .filter(|slots| (1..=SLOTS_MAX).contains(slots))
+        .ok_or_else(|| format!("not a number from 1 to {SLOTS_MAX}"))
+}
+
+fn up_to_a_month(text: &str) -> Result<Duration, String> {
+    up_to(30, text)
+}
+
+fn up_to_a_year(text: &str) -> Result<Duration, String> {
+    positive_duration(text).and_then(|_| up_to(366, text))
+}
+
+fn up_to(days: u64, text: &str) -> Result<Duration, String> {
+    let length = duration(text)?;
+    if length > Duration::from_secs(days * 24 * 3600) {
+        return Err(format!("must be at most {days}d"));
+    }
+    Ok(length)
 }
 
 fn ttl(text: &str) -> Result<Ttl, String> {

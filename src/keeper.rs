@@ -10,11 +10,14 @@
 use std::io;
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use crate::clock::{self, Tick};
 use crate::inbox::Postbox;
-use crate::lock::{Grant, Holder, Key, Owner, Request, Ttl};
-use crate::store::{Acquired, Canceller, Released, Renewed, Revive, Store, StoreError};
+use crate::lock::{Grant, Holder, Key, Owner, Request, Ttl, Waiter};
+use crate::store::{
+    Acquired, Canceller, End, Released, Renewed, Revive, Store, StoreError, Waited,
+};
 
 /// A call to the store.
 #[derive(Clone, Debug)]
@@ -26,7 +29,9 @@ pub enum Call {
     /// Extend the lease.
     Renew(Grant, Ttl),
     /// Give the lease back.
-    Release(Grant),
+    Release(Grant, End),
+    /// Wait for the key, up to this time.
+    Wait(Waiter, Duration),
     /// Remove what attempts of unknown outcome may have left.
     Forget(Key, Vec<Owner>),
 }
@@ -42,6 +47,8 @@ pub enum Reply {
     Renewed(Result<Renewed, StoreError>),
     /// To [`Call::Release`].
     Released(Result<Released, StoreError>),
+    /// To [`Call::Wait`].
+    Waited(Result<Waited, StoreError>),
     /// To [`Call::Forget`].
     Forgot(Result<(), StoreError>),
     /// The thread has ended: after it was dismissed, or by a fault.
@@ -106,7 +113,8 @@ fn work(mut store: Box<dyn Store>, calls: &mpsc::Receiver<Call>, post: Postbox) 
             Call::Acquire(request) => Reply::Acquired(store.acquire(&request)),
             Call::Look(key) => Reply::Looked(store.holders(Some(&key))),
             Call::Renew(grant, ttl) => Reply::Renewed(store.renew(&grant, ttl, Revive::Allowed)),
-            Call::Release(grant) => Reply::Released(store.release(&grant)),
+            Call::Release(grant, end) => Reply::Released(store.release(&grant, end)),
+            Call::Wait(waiter, limit) => Reply::Waited(store.wait(&waiter, limit)),
             Call::Forget(key, owners) => Reply::Forgot(store.forget(&key, &owners)),
         };
         post.0.send(Answer { sent, reply });

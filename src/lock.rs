@@ -230,6 +230,8 @@ pub enum Kind {
     Run,
     /// Held by hand, through `dblock acquire`.
     Acquire,
+    /// Kept shut by an operator, through `dblock block`.
+    Block,
 }
 
 impl Kind {
@@ -239,6 +241,7 @@ impl Kind {
         match self {
             Self::Run => "run",
             Self::Acquire => "acquire",
+            Self::Block => "block",
         }
     }
 
@@ -246,10 +249,10 @@ impl Kind {
     /// `dblock run`, so nobody renews it: it counts as held by hand.
     #[must_use]
     pub fn from_store(word: &str) -> Self {
-        if word == "run" {
-            Self::Run
-        } else {
-            Self::Acquire
+        match word {
+            "run" => Self::Run,
+            "block" => Self::Block,
+            _ => Self::Acquire,
         }
     }
 }
@@ -298,13 +301,58 @@ fn fit(text: &str) -> String {
     shown.take(TEXT_MAX_CHARS - 1).chain(['…']).collect()
 }
 
+/// What a grant is asked for beyond its key and TTL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Number of equal slots under the key, 1 to [`SLOTS_MAX`]; all who share
+    /// the key must say the same.
+    pub slots: u16,
+    /// The slot stays closed for at least this time after the grant.
+    pub at_least: Duration,
+    /// Not granted if a run that was granted less than this time ago, and
+    /// asked for the same, has succeeded.
+    pub once_per: Option<Duration>,
+    /// If the lease expires, nobody is granted the slot for a further time.
+    pub lock_delay: Duration,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self {
+            slots: 1,
+            at_least: Duration::ZERO,
+            once_per: None,
+            lock_delay: Duration::ZERO,
+        }
+    }
+}
+
+/// Largest number of slots under a key.
+pub const SLOTS_MAX: u16 = 1000;
+
+/// The place of a block in the table: a slot that nobody can ask for.
+pub const BLOCK_SLOT: u16 = u16::MAX;
+
+/// Returns the slot that a value always has: the CRC-32 of its bytes (IEEE
+/// 802.3, as in zlib, gzip and MySQL's `CRC32()`) modulo the number of slots,
+/// so that every language can compute it.
+#[must_use]
+pub fn slot_of(value: &str, slots: u16) -> u16 {
+    let slot = crc32fast::hash(value.as_bytes()) % u32::from(slots.max(1));
+    u16::try_from(slot).unwrap_or(0)
+}
+
 /// One attempt to acquire a key.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The key.
     pub key: Key,
+    /// The slot to take.
+    pub slot: u16,
     /// The lease asked for.
     pub ttl: Ttl,
+    /// What else is asked for.
+    pub terms: Terms,
     /// The owner id of this attempt; never used for a second one.
     pub owner: Owner,
     /// Owner ids of this process's earlier attempts whose outcome stayed
@@ -338,6 +386,119 @@ pub enum State {
     Held,
     /// The lease has expired and nobody has taken it over.
     Expired,
+    /// Nobody holds it, and it is kept shut by [`Terms::at_least`] or
+    /// [`Terms::lock_delay`].
+    Closing,
+    /// Nobody holds it, and it is shut for those who ask for
+    /// [`Terms::once_per`].
+    #[serde(rename = "closing")]
+    Done,
+    /// An operator keeps the key shut.
+    Blocked,
+}
+
+impl State {
+    /// Tells whether a row in this state stands in the way of a grant.
+    #[must_use]
+    pub fn excludes(self, terms: &Terms) -> bool {
+        match self {
+            Self::Held | Self::Closing | Self::Blocked => true,
+            Self::Done => terms.once_per.is_some(),
+            Self::Expired => false,
+        }
+    }
+}
+
+/// How far a row has come in its life, as the tables hold it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// It was granted, and has not been given back.
+    Held,
+    /// It was given back.
+    Released,
+    /// It was given back by a job that succeeded.
+    Done,
+    /// It is a block.
+    Blocked,
+}
+
+impl Phase {
+    /// Returns the word that the tables hold.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::Released => "released",
+            Self::Done => "done",
+            Self::Blocked => "blocked",
+        }
+    }
+
+    /// Returns the phase for a table's word. Anything unknown counts as held,
+    /// so that it excludes until it expires.
+    #[must_use]
+    pub fn from_store(word: &str) -> Self {
+        match word {
+            "released" => Self::Released,
+            "done" => Self::Done,
+            "blocked" => Self::Blocked,
+            _ => Self::Held,
+        }
+    }
+}
+
+/// The moments of a row, from the store's present moment on, in the store's
+/// own unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moments {
+    /// How far the row has come.
+    pub phase: Phase,
+    /// When the lease expires.
+    pub lease: i64,
+    /// How much later others may be granted the slot, if it expires.
+    pub delay: i64,
+    /// Until when the slot is kept closed.
+    pub keep: i64,
+    /// Until when a success counts.
+    pub done: i64,
+}
+
+impl Moments {
+    /// Returns the row's state and what is left of it, or nothing if the row
+    /// means nothing any more. The stores' conditions for a grant say the
+    /// same.
+    #[must_use]
+    pub fn state(&self) -> Option<(State, u64)> {
+        let closed = self.lease.saturating_add(self.delay).max(self.keep);
+        let (state, left) = match self.phase {
+            Phase::Blocked if self.lease > 0 => (State::Blocked, self.lease),
+            Phase::Blocked => return None,
+            Phase::Held if self.lease > 0 => (State::Held, self.lease),
+            _ if closed > 0 => (State::Closing, closed),
+            Phase::Done if self.done > 0 => (State::Done, self.done),
+            Phase::Held => (State::Expired, 0),
+            Phase::Released | Phase::Done => return None,
+        };
+        Some((state, u64::try_from(left).unwrap_or(0)))
+    }
+}
+
+/// Somebody who waits for a key, so that people can see it. Nothing here
+/// decides who is granted the key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiter {
+    /// The identity of the wait.
+    pub id: Owner,
+    /// The key.
+    pub key: Key,
+    /// Name of the host.
+    pub host: String,
+    /// Process id of dblock.
+    pub pid: u32,
+    /// Name of the user.
+    pub user: String,
+    /// Time since the wait began.
+    pub waiting: Duration,
 }
 
 /// A row of the table, as the store sees it at one moment.
@@ -345,7 +506,7 @@ pub enum State {
 pub struct Holder {
     /// The grant that the row stands for.
     pub grant: Grant,
-    /// Held or expired, by the store's clock.
+    /// The state, by the store's clock.
     pub state: State,
     /// What the lease is held by.
     pub kind: Kind,
@@ -358,7 +519,7 @@ pub struct Holder {
     pub acquired_at: Option<i64>,
     /// Time since the grant; zero if it is unknown.
     pub held: Duration,
-    /// What is left of the lease by the store's clock; zero when expired.
+    /// What is left of the state by the store's clock; zero when expired.
     pub remaining: Duration,
     /// The lease's length.
     pub ttl: Duration,
@@ -398,6 +559,46 @@ mod tests {
         assert_eq!(Ttl::new(Ttl::MAX).map(Ttl::as_millis), Ok(2_592_000_000));
         let cut = Ttl::new(Duration::from_micros(1_500_900)).map(Ttl::get);
         assert_eq!(cut, Ok(Duration::from_millis(1500)));
+    }
+
+    #[test]
+    fn slots_of_values_are_those_of_crc_32() {
+        // SELECT CRC32('123456789') is 3421780262.
+        assert_eq!(u64::from(slot_of("123456789", 1000)), 3_421_780_262 % 1000);
+        assert_eq!(slot_of("", 7), 0);
+        assert_eq!(slot_of("anything", 1), 0);
+    }
+
+    #[test]
+    fn the_states_of_a_row() {
+        let moments = |phase, lease, delay, keep, done| {
+            let moments = Moments {
+                phase,
+                lease,
+                delay,
+                keep,
+                done,
+            };
+            moments.state()
+        };
+        use Phase::{Blocked, Done, Held, Released};
+        assert_eq!(moments(Held, 5, 9, 9, 9), Some((State::Held, 5)));
+        assert_eq!(moments(Held, 0, 0, 0, 9), Some((State::Expired, 0)));
+        assert_eq!(moments(Held, -4, 9, 0, 0), Some((State::Closing, 5)));
+        assert_eq!(moments(Held, -4, 9, 7, 0), Some((State::Closing, 7)));
+        assert_eq!(moments(Held, -9, 9, 0, 0), Some((State::Expired, 0)));
+        assert_eq!(moments(Released, 0, 0, 3, 8), Some((State::Closing, 3)));
+        assert_eq!(moments(Released, 0, 0, 0, 8), None);
+        assert_eq!(moments(Done, 0, 0, 3, 8), Some((State::Closing, 3)));
+        assert_eq!(moments(Done, 0, 0, 0, 8), Some((State::Done, 8)));
+        assert_eq!(moments(Done, 0, 0, 0, 0), None);
+        assert_eq!(moments(Blocked, 8, 0, 0, 0), Some((State::Blocked, 8)));
+        assert_eq!(moments(Blocked, 0, 0, 0, 0), None);
+        // Whatever another program has written.
+        let odd = moments(Held, i64::MIN, i64::MAX, i64::MIN, 0);
+        assert_eq!(odd, Some((State::Expired, 0)));
+        let far = moments(Held, i64::MAX, i64::MAX, 0, 0);
+        assert_eq!(far.map(|(state, _)| state), Some(State::Held));
     }
 
     #[test]

@@ -17,9 +17,10 @@ use jiff::tz::TimeZone;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
-use crate::lock::{Holder, Key, Kind, Owner, State, Token, serialize_millis};
+use crate::lock::{Holder, Key, Kind, Owner, State, Token, Waiter, serialize_millis, to_millis};
 use crate::origin;
 use crate::signals;
+use crate::store::Place;
 use crate::supervise::{Ended, Loss, Naming, Note};
 
 /// How much is told.
@@ -206,40 +207,121 @@ impl Display for Who<'_> {
             Kind::Run => write!(f, "{} (pid {}, {})", who.host, who.pid, who.user),
             // The process that took it has ended long ago.
             Kind::Acquire => write!(f, "{} (by hand, {})", who.host, who.user),
+            Kind::Block => write!(f, "{} on {}", who.user, who.host),
         }
     }
 }
 
-/// Shows that a key is held, by whom, since when, and for how long.
+/// Shows why a key cannot be had: who holds it, since when, and for how long,
+/// or what keeps it shut.
 pub struct HeldBy<'a> {
     /// The key.
     pub key: &'a Key,
-    /// Its holders.
+    /// The rows that stand in the way.
     pub holders: &'a [Holder],
 }
 
 impl Display for HeldBy<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(row) = self.holders.first() else {
-            return write!(f, "\"{}\" is held by somebody who has just gone", self.key);
+        let key = self.key;
+        // What concerns the whole key says more than who has a slot of it.
+        let shut = |row: &&Holder| matches!(row.state, State::Blocked | State::Done);
+        let Some(row) = self
+            .holders
+            .iter()
+            .find(shut)
+            .or_else(|| self.holders.iter().min_by_key(|row| row.remaining))
+        else {
+            return write!(f, "\"{key}\" is held by somebody who has just gone");
         };
-        write!(f, "\"{}\" is held by {}", self.key, Who(row))?;
-        if let Some(since) = row
-            .acquired_at
-            .and_then(|at| Timestamp::from_millisecond(at).ok())
-        {
-            let format = if row.held < Duration::from_secs(20 * 3600) {
-                "%H:%M:%S"
-            } else {
-                "%Y-%m-%d %H:%M:%S"
-            };
-            write!(f, " since {} UTC", since.strftime(format))?;
+        let who = Who(row);
+        let left = rough(row.remaining);
+        match row.state {
+            State::Held | State::Expired if self.holders.len() > 1 => write!(
+                f,
+                "all {} slots of \"{key}\" are held, one by {who}{}, {left} left",
+                row.slots,
+                At(" since ", row)
+            )?,
+            State::Held | State::Expired => write!(
+                f,
+                "\"{key}\" is held by {who}{}, {left} left",
+                At(" since ", row)
+            )?,
+            State::Closing => write!(
+                f,
+                "\"{key}\" is kept closed for another {left} after {who}{}",
+                At(", granted at ", row)
+            )?,
+            State::Done => write!(
+                f,
+                "\"{key}\" has been done by {who}{}, and not again for {left}",
+                At(", granted at ", row)
+            )?,
+            State::Blocked if has_no_end(row) => {
+                write!(f, "\"{key}\" is blocked by {who}{}", At(" since ", row))?;
+            }
+            State::Blocked => write!(
+                f,
+                "\"{key}\" is blocked by {who}{} for another {left}",
+                At(" since ", row)
+            )?,
         }
-        write!(f, ", {} left", rough(row.remaining))?;
         if let Some(note) = &row.claimant.note {
             write!(f, " ({note})")?;
         }
         Ok(())
+    }
+}
+
+/// Shows the time of a row's grant after a word, or nothing if it is unknown.
+struct At<'a>(&'a str, &'a Holder);
+
+impl Display for At<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(word, row) = self;
+        let at = row.acquired_at;
+        let Some(at) = at.and_then(|at| Timestamp::from_millisecond(at).ok()) else {
+            return Ok(());
+        };
+        let format = if row.held < Duration::from_secs(20 * 3600) {
+            "%H:%M:%S"
+        } else {
+            "%Y-%m-%d %H:%M:%S"
+        };
+        write!(f, "{word}{} UTC", at.strftime(format))
+    }
+}
+
+/// Tells whether a block lasts until it is taken away.
+fn has_no_end(row: &Holder) -> bool {
+    row.state == State::Blocked && row.remaining > Duration::from_secs(100 * 366 * 86_400)
+}
+
+/// Shows what a waiter waits for.
+pub struct Waiting<'a> {
+    /// The key.
+    pub key: &'a Key,
+    /// The rows that stand in the way.
+    pub holders: &'a [Holder],
+    /// Where the waiter stands.
+    pub place: Option<Place>,
+}
+
+impl Display for Waiting<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            key,
+            holders,
+            place,
+        } = *self;
+        write!(f, "{}; waiting", HeldBy { key, holders })?;
+        match place {
+            Some(place) if place.waiting > 1 => {
+                write!(f, " at place {} of {}", place.ahead + 1, place.waiting)
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -285,7 +367,7 @@ fn plain(text: &str) -> String {
 /// Returns the table of `status`. `free` are keys that were asked for and have
 /// no row.
 #[must_use]
-pub fn status_table(rows: &[Holder], free: &[Key]) -> String {
+pub fn status_table(rows: &[Holder], free: &[Key], waiters: &[Waiter]) -> String {
     if rows.is_empty() && free.is_empty() {
         return "no locks are held\n".to_owned();
     }
@@ -294,6 +376,13 @@ pub fn status_table(rows: &[Holder], free: &[Key]) -> String {
     let mut header = vec![
         "STATE", "KEY", "HOLDER", "SINCE", "LEFT", "RENEWALS", "COMMAND",
     ];
+    let slots = rows.iter().any(|row| row.slots > 1);
+    if slots {
+        header.insert(2, "SLOT");
+    }
+    if !waiters.is_empty() {
+        header.push("WAITING");
+    }
     let notes = rows.iter().any(|row| row.claimant.note.is_some());
     if notes {
         header.push("NOTE");
@@ -307,13 +396,31 @@ pub fn status_table(rows: &[Holder], free: &[Key]) -> String {
             cut(row.grant.key.as_str(), CELL_MAX.0),
             plain(&format!("{}@{}:{}", who.user, who.host, who.pid)),
             since(row),
-            rough(row.remaining),
+            if has_no_end(row) {
+                "no end".to_owned()
+            } else {
+                rough(row.remaining)
+            },
             row.renewals.to_string(),
             match row.kind {
                 Kind::Run => cut(&who.command, CELL_MAX.1),
                 Kind::Acquire => "(held by hand)".to_owned(),
+                Kind::Block => String::new(),
             },
         ];
+        if slots {
+            cells.insert(
+                2,
+                match row.kind {
+                    Kind::Block => "all".to_owned(),
+                    _ => format!("{} of {}", row.grant.slot, row.slots),
+                },
+            );
+        }
+        if !waiters.is_empty() {
+            let waiting = waiters.iter().filter(|waiter| waiter.key == row.grant.key);
+            cells.push(waiting.count().to_string());
+        }
         if notes {
             cells.push(cut(who.note.as_deref().unwrap_or_default(), CELL_MAX.2));
         }
@@ -339,6 +446,8 @@ fn state(state: State) -> &'static str {
     match state {
         State::Held => "held",
         State::Expired => "expired",
+        State::Closing | State::Done => "closing",
+        State::Blocked => "blocked",
     }
 }
 
@@ -363,8 +472,8 @@ fn since(row: &Holder) -> String {
 #[derive(Debug, Serialize)]
 pub struct StatusRow<'a> {
     key: &'a Key,
-    slot: u16,
-    slots: u16,
+    slot: Option<u16>,
+    slots: Option<u16>,
     state: State,
     kind: Kind,
     owner: &'a Owner,
@@ -377,23 +486,34 @@ pub struct StatusRow<'a> {
     acquired_at: Option<String>,
     #[serde(serialize_with = "serialize_millis")]
     held_ms: Duration,
-    #[serde(serialize_with = "serialize_millis")]
-    remaining_ms: Duration,
+    remaining_ms: Option<u64>,
     #[serde(serialize_with = "serialize_millis")]
     ttl_ms: Duration,
     renewals: u64,
-    waiters: [(); 0],
+    waiters: Vec<WaiterRow<'a>>,
+}
+
+/// A waiter in [`StatusRow`].
+#[derive(Debug, Serialize)]
+struct WaiterRow<'a> {
+    host: &'a str,
+    pid: u32,
+    user: &'a str,
+    #[serde(serialize_with = "serialize_millis")]
+    waiting_ms: Duration,
 }
 
 impl<'a> StatusRow<'a> {
-    /// Returns the JSON form of a row.
+    /// Returns the JSON form of a row, with those of the waiters who wait for
+    /// its key. A block has no slot.
     #[must_use]
-    pub fn new(row: &'a Holder) -> Self {
+    pub fn new(row: &'a Holder, waiters: &'a [Waiter]) -> Self {
         let who = &row.claimant;
+        let has_slot = row.kind != Kind::Block;
         Self {
             key: &row.grant.key,
-            slot: row.grant.slot,
-            slots: row.slots,
+            slot: has_slot.then_some(row.grant.slot),
+            slots: has_slot.then_some(row.slots),
             state: row.state,
             kind: row.kind,
             owner: &row.grant.owner,
@@ -405,10 +525,19 @@ impl<'a> StatusRow<'a> {
             note: who.note.as_deref(),
             acquired_at: row.acquired_at.and_then(rfc3339),
             held_ms: row.held,
-            remaining_ms: row.remaining,
+            remaining_ms: (!has_no_end(row)).then(|| to_millis(row.remaining)),
             ttl_ms: row.ttl,
             renewals: row.renewals,
-            waiters: [],
+            waiters: waiters
+                .iter()
+                .filter(|waiter| waiter.key == row.grant.key)
+                .map(|waiter| WaiterRow {
+                    host: &waiter.host,
+                    pid: waiter.pid,
+                    user: &waiter.user,
+                    waiting_ms: waiter.waiting,
+                })
+                .collect(),
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::keeper::Reply;
 use crate::lease::Timeline;
 use crate::lock::Holder;
 use crate::signals::Sig;
-use crate::store::{Released, Renewed, StoreError};
+use crate::store::{End, Released, Renewed, StoreError};
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,7 +93,7 @@ pub enum Action {
     /// Ask the keeper to renew.
     Renew,
     /// Ask the keeper to release.
-    Release,
+    Release(End),
     /// Pass a signal on to the job.
     Forward(Sig),
     /// Ask processes of the job to end.
@@ -156,6 +156,9 @@ pub struct Plan {
     pub timeout: Option<Duration>,
     /// What to do with what the job leaves behind.
     pub leftovers: Leftovers,
+    /// Leave the row of a lost lease where it is, because others are to wait
+    /// for longer.
+    pub delays_after_loss: bool,
 }
 
 /// Something that people may want to know.
@@ -278,6 +281,7 @@ enum Phase {
 #[derive(Debug)]
 struct Releasing {
     outcome: Outcome,
+    end: End,
     give_up: Tick,
     retry_at: Option<Tick>,
     /// Whether an earlier attempt may have worked.
@@ -479,7 +483,7 @@ impl Supervisor {
                 Phase::Done => {}
                 _ => self.lost(Loss::KeeperDied, now, actions),
             },
-            Reply::Acquired(_) | Reply::Looked(_) | Reply::Forgot(_) => {}
+            Reply::Acquired(_) | Reply::Looked(_) | Reply::Waited(_) | Reply::Forgot(_) => {}
         }
     }
 
@@ -637,16 +641,19 @@ impl Supervisor {
             Outcome::Lost(..) => self.line.call_limit().min(LOST_PATIENCE),
             _ => self.line.call_limit() * 2,
         };
+        let delays = self.plan.delays_after_loss && matches!(outcome, Outcome::Lost(..));
+        let end = end_of(&outcome);
         self.phase = Phase::Releasing(Releasing {
             outcome,
+            end,
             give_up: now + patience,
             retry_at: None,
             doubtful: false,
         });
-        if self.lost {
+        if self.lost || delays {
             self.finish(actions);
         } else {
-            actions.push(Action::Release);
+            actions.push(Action::Release(end));
         }
     }
 
@@ -783,8 +790,20 @@ impl Supervisor {
                 self.finish_unreleased(&why, now, actions);
             } else if releasing.retry_at.is_some_and(|moment| now >= moment) {
                 releasing.retry_at = None;
-                actions.push(Action::Release);
+                actions.push(Action::Release(releasing.end));
             }
+        }
+    }
+}
+
+/// Returns how a lease is given back after this. A job that never ran keeps
+/// nothing shut.
+fn end_of(outcome: &Outcome) -> End {
+    match outcome {
+        Outcome::NotStarted(_) | Outcome::Interrupted(_) | Outcome::Unproven(_) => End::Dropped,
+        Outcome::Ended(Ended::Exited(0)) => End::Finished { succeeded: true },
+        Outcome::Ended(_) | Outcome::Lost(..) | Outcome::Timeout(_) | Outcome::Unseen => {
+            End::Finished { succeeded: false }
         }
     }
 }

@@ -7,11 +7,11 @@ use crate::config::ConfigError;
 use crate::exit::{Exit, Status};
 use crate::lock::{Holder, Kind, State};
 use crate::output::{self, Who, rough};
-use crate::store::Released;
+use crate::store::{End, Released};
 
 pub(super) fn force_release(args: &ForceReleaseArgs) -> Result<Exit, Error> {
     let console = super::console(&args.store);
-    let Some(key) = args.key.as_ref().or(args.key_option.as_ref()) else {
+    let Some(key) = args.key.get() else {
         return Err(ConfigError::Usage("a key is needed".to_owned()).into());
     };
     if !args.yes && !output::can_ask() {
@@ -21,6 +21,8 @@ pub(super) fn force_release(args: &ForceReleaseArgs) -> Result<Exit, Error> {
     let (mut store, limit) = super::open(&args.store)?;
     let rows: Vec<Holder> = super::patiently(limit, |_| store.holders(Some(key)))?
         .into_iter()
+        // A block is no lease: 'dblock unblock' ends it.
+        .filter(|row| row.state != State::Blocked)
         .filter(|row| args.slot.is_none_or(|slot| row.grant.slot == slot))
         .filter(|row| {
             args.owner
@@ -54,7 +56,7 @@ pub(super) fn force_release(args: &ForceReleaseArgs) -> Result<Exit, Error> {
     for row in &rows {
         // The grant is checked again by the statement itself, so a holder who
         // came after the question cannot be hit.
-        match super::give_back(&mut *store, &row.grant, limit)? {
+        match super::give_back(&mut *store, &row.grant, End::Dropped, limit)? {
             Released::Released => {
                 removed += &format!("released: {}\n", describe(row));
                 if args.yes {
@@ -96,6 +98,9 @@ fn describe(row: &Holder) -> String {
     let left = match row.state {
         State::Held => format!("{} left", rough(row.remaining)),
         State::Expired => "expired".to_owned(),
+        State::Closing | State::Done | State::Blocked => {
+            format!("ended, closed for another {}", rough(row.remaining))
+        }
     };
     let what = match row.claimant.command.as_str() {
         "" => String::new(),

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Error};
 
-use super::obtain::{dismiss, obtain, patience};
-use crate::acquisition::{Refusal, Wanted};
-use crate::cli::{AcquireArgs, CheckArgs, ReleaseArgs, RenewArgs};
+use super::obtain::{dismiss, obtain, slots_differ, wanted};
+use crate::acquisition::Refusal;
+use crate::cli::{AcquireArgs, CheckArgs, ReleaseArgs, RenewArgs, WakeArg};
 use crate::clock;
 use crate::config;
 use crate::exit::{Exit, Status};
@@ -15,7 +15,10 @@ use crate::keeper::{Call, Keeper, Reply};
 use crate::lock::{Grant, Holder, Key, Kind, Owner, State, Ttl, to_millis};
 use crate::output::{self, AcquiredReport, Console, HeldBy, rough};
 use crate::signals::Relay;
-use crate::store::{Limits, Released, Renewed, Revive, Store};
+use crate::store::{End, Limits, Released, Renewed, Revive, Store};
+
+/// A script that gives its lease back has done what it took it for.
+const FINISHED: End = End::Finished { succeeded: true };
 
 /// Takes a lock and prints its owner id. If the id cannot be written, nobody
 /// could ever release the lock, so the lease is given back.
@@ -28,18 +31,17 @@ pub(super) fn acquire(args: &AcquireArgs) -> Result<Exit, Error> {
     let mut inbox = Inbox::new(relay).context("cannot wait for events")?;
     let store = settings.endpoint.open(Limits {
         idle: args.lock.ttl.get(),
+        queue: args.lock.wake == WakeArg::Auto,
         ..Limits::for_command(settings.connect_timeout)
     });
     let mut keeper = Keeper::start(store, inbox.postbox()).context("cannot start a thread")?;
     let key = &args.lock.key;
-    let wanted = Wanted {
-        key: key.clone(),
-        ttl: args.lock.ttl,
-        kind: Kind::Acquire,
+    let wanted = wanted(
+        &args.lock,
+        Kind::Acquire,
         claimant,
-        patience: patience(&args.lock),
-        contact: settings.connect_timeout,
-    };
+        settings.connect_timeout,
+    );
     let won = match obtain(wanted, &mut inbox, &mut keeper, console)? {
         Ok(won) => won,
         Err(refusal) => {
@@ -52,6 +54,7 @@ pub(super) fn acquire(args: &AcquireArgs) -> Result<Exit, Error> {
                     });
                     Ok(Exit::Code(args.lock.busy_exit))
                 }
+                Refusal::SlotsDiffer(holders) => Err(slots_differ(&args.lock, &holders)),
                 Refusal::Interrupted(sig) => Ok(Exit::Signal(sig.number())),
                 Refusal::Failed(error) => Err(error.into()),
                 Refusal::KeeperDied => Ok(Status::Internal.into()),
@@ -111,7 +114,7 @@ pub(super) fn acquire(args: &AcquireArgs) -> Result<Exit, Error> {
 
 /// Gives the lease back through the keeper, and tells whether it worked.
 fn give_back(grant: &Grant, keeper: &Keeper, inbox: &mut Inbox, limit: Duration) -> bool {
-    keeper.ask(Call::Release(grant.clone()));
+    keeper.ask(Call::Release(grant.clone(), End::Dropped));
     let limit = clock::now() + limit;
     while clock::now() < limit {
         let Ok(happened) = inbox.wait(Some(limit), None) else {
@@ -124,7 +127,7 @@ fn give_back(grant: &Grant, keeper: &Keeper, inbox: &mut Inbox, limit: Duration)
                     Reply::Released(Ok(_)) => return true,
                     Reply::Released(Err(error)) if error.may_pass() => {
                         std::thread::park_timeout(Duration::from_millis(50));
-                        keeper.ask(Call::Release(grant.clone()));
+                        keeper.ask(Call::Release(grant.clone(), End::Dropped));
                     }
                     Reply::Released(Err(_)) | Reply::Gone => return false,
                     _ => {}
@@ -169,7 +172,7 @@ pub(super) fn release(args: &ReleaseArgs) -> Result<Exit, Error> {
     let Some(row) = rows.iter().find(|row| row.grant.owner == *owner) else {
         return Ok(not_held(console, &why_not(key, owner, &rows)));
     };
-    match super::give_back(&mut *store, &row.grant, limit)? {
+    match super::give_back(&mut *store, &row.grant, FINISHED, limit)? {
         Released::Released if row.state == State::Expired => {
             Ok(not_held(console, &why_not(key, owner, &rows)))
         }

@@ -2,6 +2,7 @@
 //! is only the way from a command to its function, and from an error to its
 //! line and status.
 
+mod block;
 mod force_release;
 mod init;
 mod lease;
@@ -19,7 +20,7 @@ use crate::config;
 use crate::exit::Exit;
 use crate::lock::Grant;
 use crate::output::{self, Console};
-use crate::store::{Limits, Released, Store, StoreError};
+use crate::store::{End, Limits, Released, Store, StoreError};
 
 /// Carries out a command and says in one line what went wrong, if anything.
 pub(crate) fn carry_out(cli: &Cli) -> Exit {
@@ -31,6 +32,8 @@ pub(crate) fn carry_out(cli: &Cli) -> Exit {
         Command::Check(args) => lease::check(args),
         Command::Status(args) => status::status(args),
         Command::ForceRelease(args) => force_release::force_release(args),
+        Command::Block(args) => block::block(args),
+        Command::Unblock(args) => block::unblock(args),
         Command::Init(args) => init::init(args),
         Command::Completions(args) => completions(args.shell),
     };
@@ -73,10 +76,11 @@ fn patiently<T>(
 fn give_back(
     store: &mut dyn Store,
     grant: &Grant,
+    end: End,
     limit: Duration,
 ) -> Result<Released, StoreError> {
     patiently(limit, |doubtful| {
-        let released = store.release(grant)?;
+        let released = store.release(grant, end)?;
         Ok(if doubtful {
             Released::Released
         } else {

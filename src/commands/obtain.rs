@@ -2,25 +2,48 @@
 //! [`crate::acquisition`].
 
 use std::io;
+use std::time::Duration;
 
-use crate::acquisition::{Acquisition, Refusal, Step, Wanted, Won};
+use anyhow::Error;
+
+use crate::acquisition::{Acquisition, Patience, Refusal, Step, Wanted, Won};
 use crate::cli::LockArgs;
 use crate::clock;
+use crate::config::ConfigError;
 use crate::inbox::{Inbox, Incoming};
-use crate::keeper::Keeper;
-use crate::output::{Console, HeldBy};
+use crate::keeper::{Call, Keeper};
+use crate::lock::{Claimant, Holder, Kind, Terms, slot_of};
+use crate::output::{Console, Waiting, Who};
 use crate::signals::{self, Sig};
 
 /// How long dblock waits for the keeper to say goodbye to the server.
-const GOODBYE: std::time::Duration = std::time::Duration::from_millis(200);
+const GOODBYE: Duration = Duration::from_millis(200);
+/// How often people are told what is waited for.
+const TELL_AGAIN: Duration = Duration::from_secs(30);
 
-/// Returns how long the arguments allow to wait.
-pub(super) fn patience(args: &LockArgs) -> crate::acquisition::Patience {
-    use crate::acquisition::Patience;
-    match args.wait {
-        None => Patience::None,
-        Some(None) => Patience::Forever,
-        Some(Some(length)) => Patience::For(length),
+/// Returns what the arguments ask for.
+pub(super) fn wanted(args: &LockArgs, kind: Kind, claimant: Claimant, contact: Duration) -> Wanted {
+    Wanted {
+        key: args.key.clone(),
+        ttl: args.ttl,
+        terms: Terms {
+            slots: args.slots,
+            at_least: args.at_least,
+            once_per: args.once_per,
+            lock_delay: args.lock_delay,
+        },
+        slot: args
+            .slot_by
+            .as_ref()
+            .map(|value| slot_of(value, args.slots)),
+        kind,
+        claimant,
+        patience: match args.wait {
+            None => Patience::None,
+            Some(None) => Patience::Forever,
+            Some(Some(length)) => Patience::For(length),
+        },
+        contact,
     }
 }
 
@@ -33,22 +56,39 @@ pub(super) fn obtain(
 ) -> io::Result<Result<Won, Refusal>> {
     let key = wanted.key.clone();
     let (mut machine, mut step) = Acquisition::begin(wanted, fastrand::Rng::new(), clock::now());
-    let mut waiting = false;
+    let mut tell_at = None;
     loop {
         match step {
             Step::Ask(call) => keeper.ask(call),
             Step::Cancel => keeper.cancel(),
             Step::Wait => {}
-            Step::Won(won) => return Ok(Ok(won)),
+            Step::Won(mut won) => {
+                // The job's start does not wait for it.
+                if let Some(waiter) = won.waiter.take() {
+                    keeper.ask(Call::Forget(key, vec![waiter]));
+                }
+                return Ok(Ok(won));
+            }
             Step::End(refusal) => return Ok(Err(refusal)),
         }
-        if !waiting && !machine.holders().is_empty() {
-            waiting = true;
-            let holders = machine.holders();
-            console.tell(&format_args!("{}; waiting", HeldBy { key: &key, holders }));
+        let now = clock::now();
+        if !machine.holders().is_empty() && tell_at.is_none_or(|moment| now >= moment) {
+            let line = Waiting {
+                key: &key,
+                holders: machine.holders(),
+                place: machine.place(),
+            };
+            // At first only to those who want to know all; after a while to
+            // everybody who has not asked for silence.
+            match tell_at {
+                None => console.tell(&line),
+                Some(_) => console.busy(&line),
+            }
+            tell_at = Some(now + TELL_AGAIN);
         }
         step = Step::Wait;
-        for incoming in inbox.wait(machine.wake_at(), None)? {
+        let until = machine.wake_at().into_iter().chain(tell_at).min();
+        for incoming in inbox.wait(until, None)? {
             let next = match incoming {
                 Incoming::Signal(sig @ Sig::Tstp) => {
                     signals::stop_self(sig.number());
@@ -69,6 +109,22 @@ pub(super) fn obtain(
             }
         }
     }
+}
+
+/// Returns the error for a key that others use with another number of slots.
+pub(super) fn slots_differ(args: &LockArgs, holders: &[Holder]) -> Error {
+    let (key, slots) = (&args.key, args.slots);
+    let other = holders.iter().find(|row| row.slots != slots);
+    let text = match other {
+        Some(row) => format!(
+            "\"{key}\" is used with --slots {} by {}, and --slots {slots} was asked for: all who \
+             use a key must say the same",
+            row.slots,
+            Who(row)
+        ),
+        None => format!("\"{key}\" is used with another number of slots than {slots}"),
+    };
+    ConfigError::Config(text).into()
 }
 
 /// Lets the keeper finish what it was given and say goodbye to the server, for

@@ -11,10 +11,10 @@ use anyhow::{Context, Error};
 use nix::libc;
 use nix::unistd::{Pid, getpgrp};
 
-use super::obtain::{dismiss, obtain, patience};
-use crate::acquisition::{Refusal, Wanted, Won};
+use super::obtain::{dismiss, obtain, slots_differ, wanted};
+use crate::acquisition::{Refusal, Won};
 use crate::child::JobSpec;
-use crate::cli::{LeftoversArg, RunArgs};
+use crate::cli::{LeftoversArg, RunArgs, WakeArg};
 use crate::clock::{self, Tick};
 use crate::config;
 use crate::exit::{Exit, Status};
@@ -47,18 +47,12 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
         connect: settings.connect_timeout,
         call: line.call_limit(),
         idle: args.lock.ttl.get(),
+        queue: args.lock.wake == WakeArg::Auto,
     });
     guard.confirm().context("cannot start the guard process")?;
     let mut keeper = Keeper::start(store, inbox.postbox()).context("cannot start a thread")?;
     let started = clock::now();
-    let wanted = Wanted {
-        key: args.lock.key.clone(),
-        ttl: args.lock.ttl,
-        kind: Kind::Run,
-        claimant,
-        patience: patience(&args.lock),
-        contact: settings.connect_timeout,
-    };
+    let wanted = wanted(&args.lock, Kind::Run, claimant, settings.connect_timeout);
     match obtain(wanted, &mut inbox, &mut keeper, console)? {
         Ok(won) => {
             let waited = clock::now() - started;
@@ -86,6 +80,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
                     LeftoversArg::Kill => Leftovers::Kill,
                     LeftoversArg::Leave => Leftovers::Leave,
                 },
+                delays_after_loss: !args.lock.lock_delay.is_zero(),
             };
             let outcome = hands.supervise(plan, &mut inbox, &keeper)?;
             dismiss(keeper, &mut inbox);
@@ -256,12 +251,12 @@ impl Hands<'_> {
             Action::Renew => {
                 keeper.ask(Call::Renew(self.won.grant.clone(), self.args.lock.ttl));
             }
-            Action::Release => {
+            Action::Release(end) => {
                 let former: Vec<Owner> = std::mem::take(&mut self.won.former);
                 if !former.is_empty() {
                     keeper.ask(Call::Forget(self.won.grant.key.clone(), former));
                 }
-                keeper.ask(Call::Release(self.won.grant.clone()));
+                keeper.ask(Call::Release(self.won.grant.clone(), end));
             }
             Action::Forward(Sig::Cont) | Action::Resume => {
                 let handed_over = self.hand_terminal_over();
@@ -399,12 +394,17 @@ fn refused(
                 Exit::Code(args.lock.busy_exit),
             )
         }
+        Refusal::SlotsDiffer(holders) => (
+            "error",
+            Some(slots_differ(&args.lock, holders).to_string()),
+            Status::Config.into(),
+        ),
         Refusal::Interrupted(sig) => ("interrupted", None, Exit::Signal(sig.number())),
         Refusal::Failed(error) => ("error", Some(error.to_string()), Exit::of_store(error)),
         Refusal::KeeperDied => ("error", None, Status::Internal.into()),
     };
     let holder = match &refusal {
-        Refusal::Busy(holders) => holders.first().map(StatusRow::new),
+        Refusal::Busy(holders) => holders.first().map(|row| StatusRow::new(row, &[])),
         _ => None,
     };
     let report = RunReport {
@@ -425,6 +425,7 @@ fn refused(
     write_report(args, console, &report);
     match refusal {
         Refusal::Failed(error) => Err(error.into()),
+        Refusal::SlotsDiffer(holders) => Err(slots_differ(&args.lock, &holders)),
         _ => Ok(exit),
     }
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, Error};
 
 use crate::cli::StatusArgs;
 use crate::exit::{Exit, Status};
-use crate::lock::{Holder, Key, State};
+use crate::lock::{Holder, Key, State, Waiter};
 use crate::output::{self, StatusRow};
 use crate::signals::Interrupt;
 use crate::store::{Store, StoreError};
@@ -25,11 +25,12 @@ pub(super) fn status(args: &StatusArgs) -> Result<Exit, Error> {
     if args.watch {
         return watch(&mut *store, &keys);
     }
-    let rows = super::patiently(limit, |_| look(&mut *store, &keys))?;
+    let (rows, waiters) = super::patiently(limit, |_| look(&mut *store, &keys))?;
     let text = if args.json {
-        output::json(&rows.iter().map(StatusRow::new).collect::<Vec<_>>())?
+        let rows = rows.iter().map(|row| StatusRow::new(row, &waiters));
+        output::json(&rows.collect::<Vec<_>>())?
     } else {
-        output::status_table(&rows, &free(&keys, &rows))
+        output::status_table(&rows, &free(&keys, &rows), &waiters)
     };
     output::print(&text)?;
     let all_held = keys.iter().all(|key| is_held(key, &rows));
@@ -46,7 +47,7 @@ fn watch(store: &mut dyn Store, keys: &[Key]) -> Result<Exit, Error> {
     let interrupt = Interrupt::install().context("cannot install a signal handler")?;
     loop {
         let shown = match look(store, keys) {
-            Ok(rows) => output::status_table(&rows, &free(keys, &rows)),
+            Ok((rows, waiters)) => output::status_table(&rows, &free(keys, &rows), &waiters),
             Err(error) => format!("{error}\n"),
         };
         match output::deliver(&format!("{CLEAR}{shown}")) {
@@ -60,15 +61,22 @@ fn watch(store: &mut dyn Store, keys: &[Key]) -> Result<Exit, Error> {
     }
 }
 
-fn look(store: &mut dyn Store, keys: &[Key]) -> Result<Vec<Holder>, StoreError> {
-    if keys.is_empty() {
-        return store.holders(None);
-    }
+fn look(store: &mut dyn Store, keys: &[Key]) -> Result<(Vec<Holder>, Vec<Waiter>), StoreError> {
     let mut rows = Vec::new();
+    let mut waiters = Vec::new();
+    let keys = match keys {
+        [] => vec![None],
+        keys => keys.iter().map(Some).collect(),
+    };
     for key in keys {
-        rows.extend(store.holders(Some(key))?);
+        rows.extend(store.holders(key)?);
+        waiters.extend(match store.waiters(key) {
+            // An account that may not see the waiters sees the locks.
+            Err(StoreError::Denied(_) | StoreError::Schema(_)) => Vec::new(),
+            answer => answer?,
+        });
     }
-    Ok(rows)
+    Ok((rows, waiters))
 }
 
 fn is_held(key: &Key, rows: &[Holder]) -> bool {

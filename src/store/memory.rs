@@ -10,10 +10,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Acquired, Initialized, Released, Renewed, Revive, Store, StoreError};
+use super::{
+    Acquired, End, Initialized, Place, Released, Renewed, Revive, Store, StoreError, Turn,
+    WAITER_FORGOTTEN, Waited,
+};
 use crate::clock::{self, Tick};
 use crate::lock::{
-    Claimant, Grant, Holder, Key, Kind, Owner, Request, State, Token, Ttl, to_millis,
+    BLOCK_SLOT, Claimant, Grant, Holder, Key, Kind, Moments, Owner, Phase, Request, State, Token,
+    Ttl, Waiter, to_millis,
 };
 
 /// The time of day at which every world begins, in milliseconds since 1970
@@ -273,8 +277,29 @@ impl Store for MemoryStore {
         self.call(|table, now| table.renew(grant, ttl, revive, now))
     }
 
-    fn release(&mut self, grant: &Grant) -> Result<Released, StoreError> {
-        self.call(|table, _| table.release(grant))
+    fn release(&mut self, grant: &Grant, end: End) -> Result<Released, StoreError> {
+        self.call(|table, now| table.release(grant, end, now))
+    }
+
+    fn wait(&mut self, waiter: &Waiter, _: Duration) -> Result<Waited, StoreError> {
+        self.call(|table, now| table.wait(waiter, now))
+    }
+
+    fn waiters(&mut self, key: Option<&Key>) -> Result<Vec<Waiter>, StoreError> {
+        self.call(|table, now| table.waiters(key, now))
+    }
+
+    fn block(
+        &mut self,
+        key: &Key,
+        length: Option<Duration>,
+        claimant: &Claimant,
+    ) -> Result<(), StoreError> {
+        self.call(|table, now| table.block(key, length, claimant, now))
+    }
+
+    fn unblock(&mut self, key: &Key) -> Result<bool, StoreError> {
+        self.call(|table, now| table.unblock(key, now))
     }
 
     fn forget(&mut self, key: &Key, owners: &[Owner]) -> Result<(), StoreError> {
@@ -298,6 +323,8 @@ struct Table {
     rows: BTreeMap<(Key, u16), Row>,
     /// The last token given. It never falls, whatever becomes of the rows.
     last_token: u64,
+    /// In the order of arrival, each with when it came and was last seen.
+    waiters: Vec<(Waiter, Tick, Tick)>,
 }
 
 #[derive(Debug)]
@@ -306,56 +333,70 @@ struct Row {
     token: Token,
     kind: Kind,
     claimant: Claimant,
+    slots: u16,
+    phase: Phase,
     granted_at: Tick,
     expires_at: Tick,
-    ttl: Ttl,
+    delay: Duration,
+    keep_until: Tick,
+    done_until: Tick,
+    ttl: Duration,
     renewals: u64,
 }
 
 impl Row {
-    fn expired(&self, now: Tick) -> bool {
-        self.expires_at <= now
-    }
-
     fn is_of(&self, grant: &Grant) -> bool {
         self.owner == grant.owner && self.token == grant.token
     }
 
-    fn show(&self, key: &Key, slot: u16, now: Tick) -> Holder {
+    /// Returns the state and what is left of it.
+    fn state(&self, now: Tick) -> Option<(State, Duration)> {
+        let nanos = |length: Duration| i64::try_from(length.as_nanos()).unwrap_or(i64::MAX);
+        let moments = Moments {
+            phase: self.phase,
+            lease: nanos(self.expires_at - now) - nanos(now - self.expires_at),
+            delay: nanos(self.delay),
+            keep: nanos(self.keep_until - now),
+            done: nanos(self.done_until - now),
+        };
+        let (state, left) = moments.state()?;
+        Some((state, Duration::from_nanos(left)))
+    }
+
+    fn show(&self, key: &Key, slot: u16, now: Tick) -> Option<Holder> {
+        let (state, remaining) = self.state(now)?;
         let granted_ms = i64::try_from(to_millis(self.granted_at.since_boot())).ok();
-        Holder {
+        Some(Holder {
             grant: Grant {
                 key: key.clone(),
                 slot,
                 owner: self.owner.clone(),
                 token: self.token,
             },
-            state: if self.expired(now) {
-                State::Expired
-            } else {
-                State::Held
-            },
+            state,
             kind: self.kind,
-            slots: 1,
+            slots: self.slots,
             claimant: self.claimant.clone(),
             acquired_at: granted_ms.and_then(|ms| ms.checked_add(BEGIN_MS)),
             held: now - self.granted_at,
-            remaining: self.expires_at - now,
-            ttl: self.ttl.get(),
+            remaining,
+            ttl: self.ttl,
             renewals: self.renewals,
-        }
+        })
     }
 }
 
 impl Table {
     fn acquire(&mut self, request: &Request, now: Tick) -> Acquired {
         self.forget(&request.key, &request.former);
-        let place = (request.key.clone(), 0);
-        if self.rows.get(&place).is_some_and(|row| !row.expired(now)) {
-            return Acquired::Busy(self.holders(Some(&request.key), now));
+        let place = (request.key.clone(), request.slot);
+        let before = self.rows.get(&place).and_then(|row| row.state(now));
+        let rows = self.holders(Some(&request.key), now);
+        if before.is_some_and(|(state, _)| state.excludes(&request.terms)) {
+            return Acquired::Busy(rows);
         }
-        self.last_token += 1;
-        let token = Token(self.last_token);
+        let terms = &request.terms;
+        let token = self.next_token();
         self.rows.insert(
             place,
             Row {
@@ -363,73 +404,175 @@ impl Table {
                 token,
                 kind: request.kind,
                 claimant: request.claimant.clone(),
+                slots: terms.slots,
+                phase: Phase::Held,
                 granted_at: now,
                 expires_at: now + request.ttl.get(),
-                ttl: request.ttl,
+                delay: terms.lock_delay,
+                keep_until: now + terms.at_least,
+                done_until: now + terms.once_per.unwrap_or_default(),
+                ttl: request.ttl.get(),
                 renewals: 0,
             },
         );
-        Acquired::Granted(Grant {
+        let grant = Grant {
             key: request.key.clone(),
-            slot: 0,
+            slot: request.slot,
             owner: request.owner.clone(),
             token,
-        })
+        };
+        Acquired::granted(grant, request, rows)
+    }
+
+    fn next_token(&mut self) -> Token {
+        self.last_token += 1;
+        Token(self.last_token)
+    }
+
+    fn own(&mut self, grant: &Grant) -> Option<&mut Row> {
+        let place = (grant.key.clone(), grant.slot);
+        self.rows.get_mut(&place).filter(|row| row.is_of(grant))
     }
 
     fn renew(&mut self, grant: &Grant, ttl: Ttl, revive: Revive, now: Tick) -> Renewed {
-        let place = (grant.key.clone(), grant.slot);
-        let own = self
-            .rows
-            .get_mut(&place)
-            .filter(|row| row.is_of(grant))
-            .filter(|row| revive == Revive::Allowed || !row.expired(now));
+        let own = self.own(grant).filter(|row| {
+            row.phase == Phase::Held && (revive == Revive::Allowed || row.expires_at > now)
+        });
         let Some(row) = own else {
             return Renewed::Lost(self.holders(Some(&grant.key), now));
         };
         row.expires_at = now + ttl.get();
-        row.ttl = ttl;
+        row.ttl = ttl.get();
         row.renewals += 1;
         Renewed::Extended
     }
 
-    fn release(&mut self, grant: &Grant) -> Released {
-        let place = (grant.key.clone(), grant.slot);
-        if self.rows.get(&place).is_some_and(|row| row.is_of(grant)) {
-            self.rows.remove(&place);
-            Released::Released
-        } else {
-            Released::NotHeld
+    fn release(&mut self, grant: &Grant, end: End, now: Tick) -> Released {
+        let Some(row) = self.own(grant) else {
+            return Released::NotHeld;
+        };
+        if let End::Finished { succeeded } = end {
+            let was_held = row.phase == Phase::Held;
+            let stays = row.keep_until > now || succeeded && row.done_until > now;
+            if stays && !was_held {
+                return Released::NotHeld;
+            }
+            if stays {
+                row.phase = if succeeded {
+                    Phase::Done
+                } else {
+                    Phase::Released
+                };
+                row.expires_at = row.expires_at.min(now);
+                row.delay = Duration::ZERO;
+                return Released::Released;
+            }
         }
+        self.rows.remove(&(grant.key.clone(), grant.slot));
+        Released::Released
     }
 
     fn holders(&self, key: Option<&Key>, now: Tick) -> Vec<Holder> {
         self.rows
             .iter()
             .filter(|((of, _), _)| key.is_none_or(|key| key == of))
-            .map(|((key, slot), row)| row.show(key, *slot, now))
+            .filter_map(|((key, slot), row)| row.show(key, *slot, now))
             .collect()
+    }
+
+    fn wait(&mut self, waiter: &Waiter, now: Tick) -> Waited {
+        self.waiters
+            .retain(|(other, _, seen)| other.id == waiter.id || now - *seen < WAITER_FORGOTTEN);
+        let known = self
+            .waiters
+            .iter_mut()
+            .find(|(other, ..)| other.id == waiter.id);
+        match known {
+            Some((_, _, seen)) => *seen = now,
+            None => self.waiters.push((waiter.clone(), now, now)),
+        }
+        let of_key = self
+            .waiters
+            .iter()
+            .filter(|(other, ..)| other.key == waiter.key);
+        let ids: Vec<&Owner> = of_key.map(|(other, ..)| &other.id).collect();
+        let ahead = ids.iter().take_while(|id| **id != &waiter.id).count();
+        Waited {
+            turn: Turn::NoQueue,
+            place: Some(Place {
+                ahead: ahead as u64,
+                waiting: ids.len() as u64,
+            }),
+        }
+    }
+
+    fn waiters(&self, key: Option<&Key>, now: Tick) -> Vec<Waiter> {
+        let mut waiters: Vec<Waiter> = self
+            .waiters
+            .iter()
+            .filter(|(waiter, ..)| key.is_none_or(|key| *key == waiter.key))
+            .filter(|(.., seen)| now - *seen < WAITER_FORGOTTEN)
+            .map(|(waiter, came, _)| Waiter {
+                waiting: waiter.waiting + (now - *came),
+                ..waiter.clone()
+            })
+            .collect();
+        waiters.sort_by(|one, other| one.key.cmp(&other.key));
+        waiters
+    }
+
+    fn block(&mut self, key: &Key, length: Option<Duration>, claimant: &Claimant, now: Tick) {
+        let token = self.next_token();
+        let row = Row {
+            owner: Owner::generate(),
+            token,
+            kind: Kind::Block,
+            claimant: claimant.clone(),
+            slots: 0,
+            phase: Phase::Blocked,
+            granted_at: now,
+            expires_at: now + length.unwrap_or(FOR_EVER),
+            delay: Duration::ZERO,
+            keep_until: now,
+            done_until: now,
+            ttl: Duration::ZERO,
+            renewals: 0,
+        };
+        self.rows.insert((key.clone(), BLOCK_SLOT), row);
+    }
+
+    fn unblock(&mut self, key: &Key, now: Tick) -> bool {
+        let row = self.rows.remove(&(key.clone(), BLOCK_SLOT));
+        row.is_some_and(|row| row.state(now).is_some())
     }
 
     /// Removes the rows of these owners under the key, whatever their tokens.
     fn forget(&mut self, key: &Key, owners: &[Owner]) {
         self.rows
             .retain(|(of, _), row| of != key || !owners.contains(&row.owner));
+        self.waiters
+            .retain(|(waiter, ..)| !owners.contains(&waiter.id));
     }
 }
+
+/// The length of a block without an end.
+const FOR_EVER: Duration = Duration::from_secs(u32::MAX as u64 * 60);
 
 #[cfg(test)]
 mod tests {
     use std::thread;
 
     use super::*;
+    use crate::lock::Terms;
 
     const SECOND: Duration = Duration::from_secs(1);
 
     fn request(former: &[&Owner]) -> Request {
         Request {
             key: Key::new("k").expect("a key"),
+            slot: 0,
             ttl: Ttl::new(10 * SECOND).expect("a TTL"),
+            terms: Terms::default(),
             owner: Owner::generate(),
             former: former.iter().copied().cloned().collect(),
             kind: Kind::Run,

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::lock::{Grant, Holder, Key, Owner, Request, Ttl};
+use crate::lock::{Claimant, Grant, Holder, Key, Owner, Request, State, Ttl, Waiter};
 
 pub use url::{Secret, UrlError};
 
@@ -70,10 +70,46 @@ pub trait Store: Debug + Send {
     /// # Errors
     ///
     /// See [`StoreError`].
-    fn release(&mut self, grant: &Grant) -> Result<Released, StoreError>;
+    fn release(&mut self, grant: &Grant, end: End) -> Result<Released, StoreError>;
+
+    /// Shows that somebody waits for a key, and returns when there may be
+    /// something to do, or `limit` has passed, or earlier. To be repeated: who
+    /// does not come again is forgotten after [`WAITER_FORGOTTEN`].
+    ///
+    /// # Errors
+    ///
+    /// See [`StoreError`].
+    fn wait(&mut self, waiter: &Waiter, limit: Duration) -> Result<Waited, StoreError>;
+
+    /// Returns who waits for a key, or for any, by key and order of arrival.
+    ///
+    /// # Errors
+    ///
+    /// See [`StoreError`].
+    fn waiters(&mut self, key: Option<&Key>) -> Result<Vec<Waiter>, StoreError>;
+
+    /// Refuses new grants of a key, or changes how long, or for what reason
+    /// (the claimant's note), they are refused.
+    ///
+    /// # Errors
+    ///
+    /// See [`StoreError`].
+    fn block(
+        &mut self,
+        key: &Key,
+        length: Option<Duration>,
+        claimant: &Claimant,
+    ) -> Result<(), StoreError>;
+
+    /// Allows grants again. Tells whether the key was blocked.
+    ///
+    /// # Errors
+    ///
+    /// See [`StoreError`].
+    fn unblock(&mut self, key: &Key) -> Result<bool, StoreError>;
 
     /// Removes the rows that attempts of unknown outcome, each with its own
-    /// owner id, may have left under a key.
+    /// owner id, may have left under a key, and waiters with these ids.
     ///
     /// # Errors
     ///
@@ -112,15 +148,87 @@ pub trait Canceller: Debug + Send {
     fn cancel(&self);
 }
 
+/// After this time a waiter that has not shown itself is no longer counted.
+/// Long enough for those who wait without a connection.
+pub const WAITER_FORGOTTEN: Duration = Duration::from_secs(90);
+
 /// The answer to an attempt to acquire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Acquired {
     /// The lease is granted; its TTL counts from no earlier than the moment
     /// when the request was sent.
     Granted(Grant),
-    /// Others hold every slot. The rows are what the store saw right after;
+    /// It was granted, and must be given back unused: what stands beside it
+    /// under the key does not allow it (a block, a different number of slots,
+    /// a run that has succeeded). The rows are those of the key.
+    Contested(Grant, Vec<Holder>),
+    /// Somebody holds the slot. The rows are what the store saw right after;
     /// the list is empty, or its rows expired, if a holder went in between.
     Busy(Vec<Holder>),
+}
+
+impl Acquired {
+    /// Returns the answer for a grant, given the rows that stand under its key
+    /// right after.
+    fn granted(grant: Grant, request: &Request, rows: Vec<Holder>) -> Self {
+        let contested = rows.iter().any(|row| {
+            row.grant.owner != grant.owner
+                && row.state.excludes(&request.terms)
+                && (row.state != State::Held && row.state != State::Closing
+                    || row.slots != request.terms.slots)
+        });
+        if contested {
+            Self::Contested(grant, rows)
+        } else {
+            Self::Granted(grant)
+        }
+    }
+}
+
+/// How a lease is given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The job is gone; whether it succeeded. The row stays as long as its
+    /// terms keep it shut.
+    Finished {
+        /// What [`Terms::once_per`](crate::lock::Terms::once_per) counts.
+        succeeded: bool,
+    },
+    /// Nothing shall be left of it.
+    Dropped,
+}
+
+/// The answer to [`Store::wait`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waited {
+    /// What to do.
+    pub turn: Turn,
+    /// Where the waiter stands, if the store has looked.
+    pub place: Option<Place>,
+}
+
+/// What a waiter is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Something may have changed: look now, and wait again.
+    Look,
+    /// Look now and then: it is the first of those who wait here, and the
+    /// holder may go without a sign.
+    First,
+    /// Come back later, and the later the more are ahead: too many wait to
+    /// keep a connection for each.
+    Far,
+    /// There is no queue here, or not for so short a time: look now and then.
+    NoQueue,
+}
+
+/// A place among those who wait for a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// How many came before.
+    pub ahead: u64,
+    /// How many wait in all.
+    pub waiting: u64,
 }
 
 /// Whether a renewal may extend a lease that has expired but that nobody has
@@ -217,6 +325,9 @@ pub struct Limits {
     pub call: Duration,
     /// Longest time that a connection is expected to be idle.
     pub idle: Duration,
+    /// Whether waiters may sleep in a queue of the server's, and holders wake
+    /// them.
+    pub queue: bool,
 }
 
 impl Limits {
@@ -227,6 +338,7 @@ impl Limits {
             connect,
             call: connect,
             idle: Duration::ZERO,
+            queue: true,
         }
     }
 }

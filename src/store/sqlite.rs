@@ -9,19 +9,27 @@
 //! has the write lock, so that processes see one order of events.
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::EventFd;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Row, Transaction, TransactionBehavior, params};
 
 use super::url::{Secret, UrlError};
 use super::{
-    Acquired, Endpoint, Initialized, Limits, Released, Renewed, Revive, Store, StoreError,
+    Acquired, Canceller, End, Endpoint, Initialized, Limits, Place, Released, Renewed, Revive,
+    Store, StoreError, Turn, WAITER_FORGOTTEN, Waited,
 };
-use crate::clock;
+use crate::clock::{self, Tick};
 use crate::lock::{
-    Claimant, Grant, Holder, Key, Kind, Owner, Request, State, Token, Ttl, to_millis,
+    BLOCK_SLOT, Claimant, Grant, Holder, Key, Kind, Moments, Owner, Phase, Request, State, Token,
+    Ttl, Waiter, to_millis,
 };
 
 /// Pages of the write-ahead log after which it is emptied.
@@ -49,8 +57,24 @@ CREATE TABLE dblock_lock (
   user_name   TEXT NOT NULL,
   command     TEXT NOT NULL,
   note        TEXT,
+  state       TEXT NOT NULL DEFAULT 'held', -- 'held', 'released', 'done' or 'blocked'
+  delay_ms    INTEGER NOT NULL DEFAULT 0, -- so much longer nobody is granted an expired lease
+  keep_until  INTEGER NOT NULL DEFAULT 0, -- until then nobody is granted the slot, like expire_at
+  done_until  INTEGER NOT NULL DEFAULT 0, -- until then a success counts, milliseconds since 1970 UTC
   PRIMARY KEY (lock_key, slot)
 ) WITHOUT ROWID;
+-- Who waits, for people to see. No row here decides anything.
+CREATE TABLE dblock_waiter (
+  place       INTEGER PRIMARY KEY AUTOINCREMENT, -- the order of arrival
+  waiter_id   TEXT NOT NULL UNIQUE,
+  lock_key    TEXT NOT NULL,
+  boot_id     TEXT NOT NULL,
+  since       INTEGER NOT NULL,           -- milliseconds since boot
+  seen        INTEGER NOT NULL,           -- likewise; who has not been seen for long has gone
+  host        TEXT NOT NULL,
+  pid         INTEGER NOT NULL,
+  user_name   TEXT NOT NULL
+);
 CREATE TABLE dblock_counter (
   token INTEGER NOT NULL                  -- the last token that was granted
 );
@@ -61,7 +85,9 @@ INSERT INTO dblock_counter VALUES (CAST(unixepoch('subsec') * 1000000 AS INTEGER
 
 /// What every SELECT of rows returns, in the order in which [`holder`] reads.
 const COLUMNS: &str = "lock_key, slot, owner_id, token, boot_id, expire_at, acquired_at, \
-                       granted_at, renewals, ttl_ms, slots, kind, host, pid, user_name, command, note";
+                       granted_at, renewals, ttl_ms, slots, kind, host, pid, user_name, command, note, \
+                       state, delay_ms, keep_until, \
+                       done_until - CAST(unixepoch('subsec') * 1000 AS INTEGER)";
 
 /// A file that holds locks.
 #[derive(Debug)]
@@ -93,6 +119,9 @@ impl Endpoint for File {
             path: self.0.clone(),
             limits,
             open: None,
+            bell: None,
+            hush: EventFd::new().ok().map(Arc::new),
+            shown_at: None,
         })
     }
 }
@@ -102,6 +131,11 @@ struct SqliteStore {
     path: PathBuf,
     limits: Limits,
     open: Option<Open>,
+    bell: Option<Bell>,
+    /// Ends a wait.
+    hush: Option<Arc<EventFd>>,
+    /// When the waiter last put itself into the table.
+    shown_at: Option<Tick>,
 }
 
 #[derive(Debug)]
@@ -164,52 +198,111 @@ impl SqliteStore {
     }
 }
 
+impl SqliteStore {
+    /// Shows that the waiter is there, unless it did so lately: each write
+    /// wakes all who wait.
+    fn show(&mut self, waiter: &Waiter) -> Result<Option<Place>, StoreError> {
+        if self
+            .shown_at
+            .is_some_and(|at| clock::now() - at < WAITER_FORGOTTEN / 9)
+        {
+            return Ok(None);
+        }
+        let place = self.transaction(|transaction, now| {
+            let millis = signed(now.millis);
+            transaction
+                .prepare_cached(
+                    "INSERT INTO dblock_waiter (waiter_id, lock_key, boot_id, since, seen, host, pid, \
+                     user_name) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) \
+                     ON CONFLICT (waiter_id) DO UPDATE SET seen = ?5",
+                )?
+                .execute(params![
+                    waiter.id.as_str(),
+                    waiter.key.as_str(),
+                    now.boot_id,
+                    millis - signed(to_millis(waiter.waiting)),
+                    millis,
+                    waiter.host,
+                    waiter.pid,
+                    waiter.user,
+                ])?;
+            transaction
+                .prepare_cached(
+                    "SELECT count(*), count(*) FILTER (WHERE place < \
+                     (SELECT place FROM dblock_waiter WHERE waiter_id = ?1)) \
+                     FROM dblock_waiter WHERE lock_key = ?2 AND boot_id = ?3 AND seen > ?4",
+                )?
+                .query_row(
+                    params![
+                        waiter.id.as_str(),
+                        waiter.key.as_str(),
+                        now.boot_id,
+                        millis - signed(to_millis(WAITER_FORGOTTEN)),
+                    ],
+                    |row| {
+                        Ok(Place {
+                            waiting: unsigned(row, 0)?,
+                            ahead: unsigned(row, 1)?,
+                        })
+                    },
+                )
+        })?;
+        self.shown_at = Some(clock::now());
+        Ok(Some(place))
+    }
+}
+
 impl Store for SqliteStore {
     fn acquire(&mut self, request: &Request) -> Result<Acquired, StoreError> {
         self.transaction(|transaction, now| {
             delete_owners(transaction, &request.key, &request.former)?;
             let rows = select(transaction, now, Some(&request.key))?;
+            let terms = &request.terms;
             if rows
                 .iter()
-                .any(|row| row.grant.slot == 0 && row.state == State::Held)
+                .any(|row| row.grant.slot == request.slot && row.state.excludes(terms))
             {
                 return Ok(Acquired::Busy(rows));
             }
-            let token = transaction.query_row(
-                "UPDATE dblock_counter SET token = token + 1 RETURNING token",
-                [],
-                |row| unsigned(row, 0),
-            )?;
+            let token = next_token(transaction)?;
             let ttl = request.ttl.as_millis();
             let claimant = &request.claimant;
             transaction
                 .prepare_cached(
                     "REPLACE INTO dblock_lock (lock_key, slot, owner_id, token, boot_id, expire_at, \
-                     acquired_at, granted_at, ttl_ms, kind, host, pid, user_name, command, note) \
-                     VALUES (?1, 0, ?2, ?3, ?4, ?5, CAST(unixepoch('subsec') * 1000 AS INTEGER), \
-                     ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
+                     acquired_at, granted_at, ttl_ms, slots, kind, host, pid, user_name, command, \
+                     note, delay_ms, keep_until, done_until) \
+                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, CAST(unixepoch('subsec') * 1000 AS INTEGER), \
+                     ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, \
+                     CAST(unixepoch('subsec') * 1000 AS INTEGER) + ?18)",
                 )?
                 .execute(params![
                     request.key.as_str(),
+                    request.slot,
                     request.owner.as_str(),
                     signed(token),
                     now.boot_id,
                     signed(now.millis + ttl),
                     signed(now.millis),
                     signed(ttl),
+                    terms.slots,
                     request.kind.as_str(),
                     claimant.host,
                     claimant.pid,
                     claimant.user,
                     claimant.command,
                     claimant.note,
+                    signed(to_millis(terms.lock_delay)),
+                    signed(now.millis + to_millis(terms.at_least)),
+                    signed(to_millis(terms.once_per.unwrap_or_default())),
                 ])?;
-            Ok(Acquired::Granted(Grant {
+            let grant = Grant {
                 key: request.key.clone(),
-                slot: 0,
+                slot: request.slot,
                 owner: request.owner.clone(),
                 token: Token(token),
-            }))
+            };
+            Ok(Acquired::granted(grant, request, rows))
         })
     }
 
@@ -223,7 +316,7 @@ impl Store for SqliteStore {
                 .prepare_cached(
                     "UPDATE dblock_lock SET expire_at = ?5, ttl_ms = ?6, renewals = renewals + 1 \
                      WHERE lock_key = ?1 AND slot = ?2 AND owner_id = ?3 AND token = ?4 \
-                     AND boot_id = ?7 AND expire_at > ?8",
+                     AND boot_id = ?7 AND expire_at > ?8 AND state = 'held'",
                 )?
                 .execute(params![
                     grant.key.as_str(),
@@ -242,25 +335,142 @@ impl Store for SqliteStore {
         })
     }
 
-    fn release(&mut self, grant: &Grant) -> Result<Released, StoreError> {
-        self.look(Released::NotHeld, |transaction, _| {
+    fn release(&mut self, grant: &Grant, end: End) -> Result<Released, StoreError> {
+        self.look(Released::NotHeld, |transaction, now| {
+            let (keeps, succeeded) = match end {
+                End::Finished { succeeded } => (true, succeeded),
+                End::Dropped => (false, false),
+            };
+            let own = params![
+                grant.key.as_str(),
+                grant.slot,
+                grant.owner.as_str(),
+                signed(grant.token.0),
+                now.boot_id,
+                signed(now.millis),
+                keeps,
+                succeeded,
+            ];
             let gone = transaction
                 .prepare_cached(
                     "DELETE FROM dblock_lock \
-                     WHERE lock_key = ?1 AND slot = ?2 AND owner_id = ?3 AND token = ?4",
+                     WHERE lock_key = ?1 AND slot = ?2 AND owner_id = ?3 AND token = ?4 \
+                     AND (NOT ?7 OR ((boot_id <> ?5 OR keep_until <= ?6) AND (NOT ?8 OR \
+                     done_until <= CAST(unixepoch('subsec') * 1000 AS INTEGER))))",
                 )?
-                .execute(params![
-                    grant.key.as_str(),
-                    grant.slot,
-                    grant.owner.as_str(),
-                    signed(grant.token.0),
-                ])?;
-            Ok(if gone == 0 {
+                .execute(own)?;
+            let closed = transaction
+                .prepare_cached(
+                    "UPDATE dblock_lock SET state = iif(?8, 'done', 'released'), \
+                     expire_at = min(expire_at, ?6), delay_ms = 0 \
+                     WHERE lock_key = ?1 AND slot = ?2 AND owner_id = ?3 AND token = ?4 \
+                     AND ?5 = ?5 AND ?7 AND state = 'held'",
+                )?
+                .execute(own)?;
+            Ok(if gone + closed == 0 {
                 Released::NotHeld
             } else {
                 Released::Released
             })
         })
+    }
+
+    fn wait(&mut self, waiter: &Waiter, limit: Duration) -> Result<Waited, StoreError> {
+        let place = self.show(waiter)?;
+        let answer = |turn| Ok(Waited { turn, place });
+        let Some(bell) = &self.bell else {
+            // What was written before it hangs was not heard.
+            let hush = self.hush.clone();
+            self.bell = hush.and_then(|hush| Bell::hang(&self.path, hush));
+            return answer(if self.bell.is_some() {
+                Turn::Look
+            } else {
+                Turn::NoQueue
+            });
+        };
+        bell.listen(limit.min(WAITER_FORGOTTEN / 3));
+        answer(Turn::Look)
+    }
+
+    fn waiters(&mut self, key: Option<&Key>) -> Result<Vec<Waiter>, StoreError> {
+        self.look(Vec::new(), |transaction, now| {
+            transaction
+                .prepare_cached(
+                    "SELECT waiter_id, lock_key, host, pid, user_name, ?1 - since \
+                     FROM dblock_waiter WHERE (?2 IS NULL OR lock_key = ?2) \
+                     AND boot_id = ?3 AND seen > ?4 ORDER BY lock_key, place",
+                )?
+                .query_map(
+                    params![
+                        signed(now.millis),
+                        key.map(Key::as_str),
+                        now.boot_id,
+                        signed(now.millis) - signed(to_millis(WAITER_FORGOTTEN)),
+                    ],
+                    |row| {
+                        Ok(Waiter {
+                            id: Owner::from_store(row.get(0)?),
+                            key: Key::from_store(row.get(1)?),
+                            host: row.get(2)?,
+                            pid: row.get(3)?,
+                            user: row.get(4)?,
+                            waiting: Duration::from_millis(unsigned(row, 5)?),
+                        })
+                    },
+                )?
+                .collect()
+        })
+    }
+
+    fn block(
+        &mut self,
+        key: &Key,
+        length: Option<Duration>,
+        claimant: &Claimant,
+    ) -> Result<(), StoreError> {
+        self.transaction(|transaction, now| {
+            let token = next_token(transaction)?;
+            let until = length.map_or(i64::MAX, |length| signed(now.millis + to_millis(length)));
+            // A block without an end outlives the boot.
+            let boot = if length.is_some() { now.boot_id } else { "" };
+            transaction
+                .prepare_cached(
+                    "REPLACE INTO dblock_lock (lock_key, slot, owner_id, token, boot_id, expire_at, \
+                     acquired_at, granted_at, ttl_ms, slots, kind, host, pid, user_name, command, \
+                     note, state) VALUES (?1, ?2, ?3, ?4, ?5, ?6, \
+                     CAST(unixepoch('subsec') * 1000 AS INTEGER), ?7, 0, 0, 'block', ?8, ?9, ?10, \
+                     '', ?11, 'blocked')",
+                )?
+                .execute(params![
+                    key.as_str(),
+                    BLOCK_SLOT,
+                    Owner::generate().as_str(),
+                    signed(token),
+                    boot,
+                    until,
+                    signed(now.millis),
+                    claimant.host,
+                    claimant.pid,
+                    claimant.user,
+                    claimant.note,
+                ])?;
+            Ok(())
+        })
+    }
+
+    fn unblock(&mut self, key: &Key) -> Result<bool, StoreError> {
+        self.look(false, |transaction, now| {
+            let rows = select(transaction, now, Some(key))?;
+            transaction
+                .prepare_cached("DELETE FROM dblock_lock WHERE lock_key = ?1 AND slot = ?2")?
+                .execute(params![key.as_str(), BLOCK_SLOT])?;
+            Ok(rows.iter().any(|row| row.state == State::Blocked))
+        })
+    }
+
+    fn canceller(&self) -> Option<Box<dyn Canceller>> {
+        let hush = self.hush.clone()?;
+        Some(Box::new(Hush(hush)))
     }
 
     fn forget(&mut self, key: &Key, owners: &[Owner]) -> Result<(), StoreError> {
@@ -366,6 +576,14 @@ fn prepare(
     Ok((connection, state))
 }
 
+fn next_token(transaction: &Transaction<'_>) -> rusqlite::Result<u64> {
+    transaction.query_row(
+        "UPDATE dblock_counter SET token = token + 1 RETURNING token",
+        [],
+        |row| unsigned(row, 0),
+    )
+}
+
 fn delete_owners(
     transaction: &Transaction<'_>,
     key: &Key,
@@ -375,6 +593,9 @@ fn delete_owners(
         transaction
             .prepare_cached("DELETE FROM dblock_lock WHERE lock_key = ?1 AND owner_id = ?2")?
             .execute(params![key.as_str(), owner.as_str()])?;
+        transaction
+            .prepare_cached("DELETE FROM dblock_waiter WHERE waiter_id = ?1")?
+            .execute(params![owner.as_str()])?;
     }
     Ok(())
 }
@@ -390,41 +611,54 @@ fn select(
                 "SELECT {COLUMNS} FROM dblock_lock WHERE lock_key = ?1 ORDER BY slot"
             ))?
             .query_map(params![key.as_str()], |row| holder(row, now))?
+            .filter_map(Result::transpose)
             .collect(),
         None => transaction
             .prepare_cached(&format!(
                 "SELECT {COLUMNS} FROM dblock_lock ORDER BY lock_key, slot"
             ))?
             .query_map([], |row| holder(row, now))?
+            .filter_map(Result::transpose)
             .collect(),
     }
 }
 
-fn holder(row: &Row<'_>, now: &Now<'_>) -> rusqlite::Result<Holder> {
-    let this_boot = row.get::<_, String>(4)? == now.boot_id;
-    let expire_at = unsigned(row, 5)?;
-    let remaining = if this_boot {
-        Duration::from_millis(expire_at.saturating_sub(now.millis))
-    } else {
-        Duration::ZERO
+/// Reads a row, or nothing if it means nothing any more.
+fn holder(row: &Row<'_>, now: &Now<'_>) -> rusqlite::Result<Option<Holder>> {
+    let boot_id: String = row.get(4)?;
+    // A block without an end is of no boot.
+    let counts = boot_id == now.boot_id || boot_id.is_empty();
+    let from_now = |column| -> rusqlite::Result<i64> {
+        let moment = row.get::<_, i64>(column)?.max(0);
+        Ok(if counts {
+            moment.saturating_sub(signed(now.millis))
+        } else {
+            0
+        })
     };
-    let held = if this_boot {
+    let moments = Moments {
+        phase: Phase::from_store(&row.get::<_, String>(17)?),
+        lease: from_now(5)?,
+        delay: if counts { row.get(18)? } else { 0 },
+        keep: from_now(19)?,
+        done: row.get(20)?,
+    };
+    let Some((state, remaining)) = moments.state() else {
+        return Ok(None);
+    };
+    let held = if counts {
         Duration::from_millis(now.millis.saturating_sub(unsigned(row, 7)?))
     } else {
         Duration::ZERO
     };
-    Ok(Holder {
+    Ok(Some(Holder {
         grant: Grant {
             key: Key::from_store(row.get(0)?),
             slot: row.get(1)?,
             owner: Owner::from_store(row.get(2)?),
             token: Token(unsigned(row, 3)?),
         },
-        state: if remaining.is_zero() {
-            State::Expired
-        } else {
-            State::Held
-        },
+        state,
         kind: Kind::from_store(&row.get::<_, String>(11)?),
         slots: row.get(10)?,
         claimant: Claimant {
@@ -436,10 +670,54 @@ fn holder(row: &Row<'_>, now: &Now<'_>) -> rusqlite::Result<Holder> {
         },
         acquired_at: Some(row.get(6)?),
         held,
-        remaining,
+        remaining: Duration::from_millis(remaining),
         ttl: Duration::from_millis(unsigned(row, 9)?),
         renewals: unsigned(row, 8)?,
-    })
+    }))
+}
+
+/// Rings when anybody writes to the file: a watch on the write-ahead log
+/// (inotify(7)).
+#[derive(Debug)]
+struct Bell {
+    watch: Inotify,
+    hush: Arc<EventFd>,
+}
+
+impl Bell {
+    /// Returns a bell, or nothing if the system has no watch to give.
+    fn hang(path: &Path, hush: Arc<EventFd>) -> Option<Self> {
+        let mut log = path.as_os_str().to_owned();
+        log.push("-wal");
+        let watch = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).ok()?;
+        watch
+            .add_watch(Path::new(&log), AddWatchFlags::IN_MODIFY)
+            .ok()?;
+        Some(Self { watch, hush })
+    }
+
+    /// Returns when it has rung since the last time, or after `limit`, or when
+    /// the wait is cancelled.
+    fn listen(&self, limit: Duration) {
+        let mut fds = [
+            PollFd::new(self.watch.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.hush.as_fd(), PollFlags::POLLIN),
+        ];
+        let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
+        // Whatever ended it, the caller looks.
+        poll(&mut fds, limit).ok();
+        self.watch.read_events().ok();
+    }
+}
+
+/// Ends the wait for a bell.
+#[derive(Debug)]
+struct Hush(Arc<EventFd>);
+
+impl Canceller for Hush {
+    fn cancel(&self) {
+        self.0.write(1).ok();
+    }
 }
 
 /// SQLite's integers are signed; a negative one in these columns is nonsense
@@ -551,9 +829,14 @@ mod tests {
             path: path.clone(),
             limits,
             open: None,
+            bell: None,
+            hush: None,
+            shown_at: None,
         };
         let ask = |owner: Owner| Request {
             key: Key::new("k").expect("a key"),
+            slot: 0,
+            terms: crate::lock::Terms::default(),
             ttl: Ttl::new(Ttl::MAX).expect("a TTL"),
             owner,
             former: Vec::new(),

@@ -14,11 +14,18 @@ fn at(millis: u64) -> Tick {
     Tick::from_boot(Duration::from_millis(1_000_000 + millis))
 }
 
+/// How the lease is given back: after a success, after anything else, and
+/// after a job that never ran.
+const SUCCEEDED: Action = Action::Release(End::Finished { succeeded: true });
+const FAILED: Action = Action::Release(End::Finished { succeeded: false });
+const DROPPED: Action = Action::Release(End::Dropped);
+
 fn plan(timeout: Option<Duration>, leftovers: Leftovers) -> Plan {
     Plan {
         line: line(),
         timeout,
         leftovers,
+        delays_after_loss: false,
     }
 }
 
@@ -82,7 +89,7 @@ fn an_ordinary_run() {
         machine.step(Event::JobEnded(Ended::Exited(3)), at(5000)),
         []
     );
-    assert_eq!(machine.step(Event::JobGone, at(5000)), [Action::Release]);
+    assert_eq!(machine.step(Event::JobGone, at(5000)), [FAILED]);
     assert_eq!(
         machine.step(released(Ok(Released::Released)), at(5002)),
         [Action::Finish(Outcome::Ended(Ended::Exited(3)))]
@@ -100,18 +107,12 @@ fn no_job_on_half_a_lease() {
     );
 
     let (mut machine, _) = begin(None, 6000);
-    assert_eq!(
-        deeds(machine.step(extended(6000), at(12_001))),
-        [Action::Release]
-    );
+    assert_eq!(deeds(machine.step(extended(6000), at(12_001))), [DROPPED]);
     let end = machine.step(released(Ok(Released::Released)), at(12_002));
     assert!(matches!(&end[..], [Action::Finish(Outcome::Unproven(_))]));
 
     let (mut machine, _) = begin(None, 6000);
-    assert_eq!(
-        machine.step(Event::Signal(Sig::Int), at(6001)),
-        [Action::Release]
-    );
+    assert_eq!(machine.step(Event::Signal(Sig::Int), at(6001)), [DROPPED]);
     let end = machine.step(released(Ok(Released::Released)), at(6002));
     assert_eq!(end, [Action::Finish(Outcome::Interrupted(Sig::Int))]);
 }
@@ -163,7 +164,7 @@ fn a_silent_store_does_not_delay_the_end() {
     assert_eq!(machine.step(Event::Timer, at(11_450)), [TREE]);
     let killed = Ended::Signaled(9);
     assert_eq!(machine.step(Event::JobEnded(killed), at(11_460)), []);
-    assert_eq!(machine.step(Event::JobGone, at(11_460)), [Action::Release]);
+    assert_eq!(machine.step(Event::JobGone, at(11_460)), [FAILED]);
     let end = machine.step(released(Err(StoreError::Denied("no".into()))), at(11_500));
     assert_eq!(
         end,
@@ -222,7 +223,7 @@ fn a_job_that_ended_before_the_loss_keeps_its_status() {
         machine.step(Event::JobEnded(Ended::Exited(7)), at(3000)),
         []
     );
-    assert_eq!(machine.step(Event::JobGone, at(3000)), [Action::Release]);
+    assert_eq!(machine.step(Event::JobGone, at(3000)), [FAILED]);
     let end = machine.step(released(Ok(Released::NotHeld)), at(3001));
     assert_eq!(
         end,
@@ -234,14 +235,34 @@ fn a_job_that_ended_before_the_loss_keeps_its_status() {
 }
 
 #[test]
+fn a_lost_lease_with_a_delay_stays_in_the_table() {
+    for delays_after_loss in [false, true] {
+        let plan = Plan {
+            delays_after_loss,
+            ..plan(None, Leftovers::Wait)
+        };
+        let (mut machine, _) = Supervisor::begin(plan, at(0), at(10));
+        assert_eq!(machine.step(Event::Started, at(20)), []);
+        // TERM at 8.4 s, KILL at 11.4 s.
+        let _stopping = machine.step(Event::Timer, at(8400));
+        let actions = machine.step(Event::JobGone, at(9000));
+        if delays_after_loss {
+            assert!(matches!(actions[..], [Action::Finish(Outcome::Lost(..))]));
+        } else {
+            assert_eq!(actions, [FAILED]);
+        }
+    }
+}
+
+#[test]
 fn a_release_is_repeated_and_bounded() {
     let mut machine = running();
     let ended = Event::JobEnded(Ended::Exited(0));
     assert_eq!(machine.step(ended, at(3000)), []);
-    assert_eq!(machine.step(Event::JobGone, at(3000)), [Action::Release]);
+    assert_eq!(machine.step(Event::JobGone, at(3000)), [SUCCEEDED]);
     assert_eq!(machine.step(released(Err(unavailable())), at(3001)), []);
     let retry = machine.wake_at().expect("a moment");
-    assert_eq!(machine.step(Event::Timer, retry), [Action::Release]);
+    assert_eq!(machine.step(Event::Timer, retry), [SUCCEEDED]);
     let give_up = machine.wake_at().expect("a moment");
     assert_eq!(give_up, at(3000) + line().call_limit() * 2);
     let end = machine.step(Event::Timer, give_up);
@@ -257,7 +278,7 @@ fn a_release_is_repeated_and_bounded() {
     let mut machine = running();
     let ended = Event::JobEnded(Ended::Exited(0));
     assert_eq!(machine.step(ended, at(3000)), []);
-    assert_eq!(machine.step(Event::JobGone, at(3000)), [Action::Release]);
+    assert_eq!(machine.step(Event::JobGone, at(3000)), [SUCCEEDED]);
     assert_eq!(machine.step(released(Err(unavailable())), at(3001)), []);
     let end = machine.step(released(Ok(Released::NotHeld)), at(3500));
     assert!(matches!(&end[..], [Action::Finish(Outcome::Ended(_))]));
@@ -277,7 +298,7 @@ fn a_second_stop_signal_shortens_the_grace_and_never_restarts_it() {
         machine.step(Event::JobEnded(Ended::Signaled(9)), at(3001)),
         []
     );
-    assert_eq!(machine.step(Event::JobGone, at(3001)), [Action::Release]);
+    assert_eq!(machine.step(Event::JobGone, at(3001)), [FAILED]);
     let end = machine.step(released(Ok(Released::Released)), at(3002));
     assert_eq!(end, [Action::Finish(Outcome::Ended(Ended::Signaled(9)))]);
 }
@@ -313,7 +334,7 @@ fn a_job_that_takes_too_long() {
         machine.step(Event::JobEnded(Ended::Exited(0)), at(1100)),
         []
     );
-    assert_eq!(machine.step(Event::JobGone, at(1100)), [Action::Release]);
+    assert_eq!(machine.step(Event::JobGone, at(1100)), [FAILED]);
     let end = machine.step(released(Ok(Released::Released)), at(1101));
     assert_eq!(end, [Action::Finish(Outcome::Timeout(Ended::Exited(0)))]);
 }
@@ -379,11 +400,7 @@ fn a_guard_that_acted_first_means_that_the_lease_was_lost() {
     assert!(actions.contains(&TREE), "{actions:?}");
     assert_eq!(deeds(machine.step(Event::JobEnded(killed), at(60_000))), []);
     let actions = deeds(machine.step(Event::JobGone, at(60_000)));
-    assert_eq!(
-        actions,
-        [Action::Release],
-        "its own row, if it is still there"
-    );
+    assert_eq!(actions, [FAILED], "its own row, if it is still there");
     let end = machine.step(released(Ok(Released::NotHeld)), at(60_001));
     let outcome = Outcome::Lost(Loss::Late(None), Some(killed));
     assert_eq!(end, [Action::Finish(outcome)]);
@@ -395,10 +412,7 @@ fn a_job_that_ended_while_dblock_was_stopped_keeps_its_status() {
     let ended = Ended::Exited(0);
     // Heard of a minute later, when dblock goes on.
     assert_eq!(machine.step(Event::JobEnded(ended), at(60_000)), []);
-    assert_eq!(
-        deeds(machine.step(Event::JobGone, at(60_000))),
-        [Action::Release]
-    );
+    assert_eq!(deeds(machine.step(Event::JobGone, at(60_000))), [SUCCEEDED]);
     let end = machine.step(released(Ok(Released::Released)), at(60_001));
     assert_eq!(end, [Action::Finish(Outcome::Ended(ended))]);
 }
@@ -409,7 +423,7 @@ fn a_dead_guard_ends_the_job_and_frees_the_lock() {
     assert_eq!(deeds(machine.step(Event::GuardDied, at(100))), [TREE]);
     let killed = Ended::Signaled(9);
     assert_eq!(machine.step(Event::JobEnded(killed), at(110)), []);
-    assert_eq!(machine.step(Event::JobGone, at(110)), [Action::Release]);
+    assert_eq!(machine.step(Event::JobGone, at(110)), [FAILED]);
     let end = machine.step(released(Ok(Released::Released)), at(111));
     let outcome = Outcome::Lost(Loss::GuardDied, Some(killed));
     assert_eq!(end, [Action::Finish(outcome)]);
@@ -418,7 +432,7 @@ fn a_dead_guard_ends_the_job_and_frees_the_lock() {
 #[test]
 fn an_end_that_nobody_saw_is_no_success() {
     let mut machine = running();
-    assert_eq!(machine.step(Event::JobGone, at(100)), [Action::Release]);
+    assert_eq!(machine.step(Event::JobGone, at(100)), [FAILED]);
     let end = machine.step(released(Ok(Released::Released)), at(101));
     assert_eq!(end, [Action::Finish(Outcome::Unseen)]);
 }
@@ -429,7 +443,7 @@ fn a_lease_that_is_still_ours_is_kept_for_those_who_cannot_be_killed() {
     assert_eq!(deeds(machine.step(Event::GuardDied, at(100))), [TREE]);
     for now in (150..60_000).step_by(50) {
         for action in machine.step(Event::Timer, at(now)) {
-            assert!(!matches!(action, Action::Release | Action::Finish(_)));
+            assert!(!matches!(action, Action::Release(_) | Action::Finish(_)));
             if action == Action::Renew {
                 assert_eq!(deeds(machine.step(extended(now), at(now))), []);
             }
@@ -448,7 +462,7 @@ fn what_the_job_leaves_behind() {
     assert_eq!(machine.wake_at(), Some(at(5100)));
     let actions = machine.step(Event::Timer, at(5100));
     assert_eq!(actions, [Action::Name(Naming::Leftovers)]);
-    assert_eq!(machine.step(Event::JobGone, at(6000)), [Action::Release]);
+    assert_eq!(machine.step(Event::JobGone, at(6000)), [FAILED]);
 
     let mut machine = running_with(Leftovers::Kill, false);
     assert_eq!(machine.step(Event::JobEnded(Ended::Exited(3)), at(100)), []);
@@ -460,14 +474,14 @@ fn what_the_job_leaves_behind() {
         actions,
         [Action::Say(Note::Killing), Action::Kill(Scope::Group)]
     );
-    assert_eq!(machine.step(Event::JobGone, at(3110)), [Action::Release]);
+    assert_eq!(machine.step(Event::JobGone, at(3110)), [FAILED]);
     let end = machine.step(released(Ok(Released::Released)), at(3111));
     assert_eq!(end, [Action::Finish(Outcome::Ended(Ended::Exited(3)))]);
 
     let mut machine = running_with(Leftovers::Leave, false);
     assert_eq!(machine.step(Event::JobEnded(Ended::Exited(3)), at(100)), []);
     let actions = deeds(machine.step(Event::JobLeft, at(100)));
-    assert_eq!(actions, [Action::Release]);
+    assert_eq!(actions, [FAILED]);
     assert_eq!(
         machine.step(Event::JobGone, at(200)),
         [],
@@ -489,7 +503,7 @@ fn the_keyboard_reaches_what_surrounds_dblock() {
             assert_eq!(actions, [Action::Forward(Sig::Int)]);
         }
         assert_eq!(machine.step(Event::JobEnded(interrupted), at(100)), []);
-        assert_eq!(machine.step(Event::JobGone, at(100)), [Action::Release]);
+        assert_eq!(machine.step(Event::JobGone, at(100)), [FAILED]);
         let end = machine.step(released(Ok(Released::Released)), at(101));
         let tells = end.contains(&Action::SignalGroup(Sig::Int.number()));
         assert_eq!(tells, expected, "{end:?}");
@@ -517,7 +531,7 @@ fn who_cannot_be_killed_is_named_and_keeps_the_lock() {
     for now in (4000..60_000).step_by(50) {
         for action in machine.step(Event::Timer, at(now)) {
             named += usize::from(action == Action::Name(Naming::Unkillable));
-            assert!(!matches!(action, Action::Release | Action::Finish(_)));
+            assert!(!matches!(action, Action::Release(_) | Action::Finish(_)));
             if action == Action::Renew {
                 sent = now;
             }
@@ -534,7 +548,11 @@ fn who_cannot_be_killed_is_named_and_keeps_the_lock() {
     let mut now = 8400;
     let end = loop {
         let actions = machine.step(Event::Timer, at(now));
-        assert!(!actions.contains(&Action::Release));
+        assert!(
+            !actions
+                .iter()
+                .any(|action| matches!(action, Action::Release(_)))
+        );
         if actions.iter().any(|a| matches!(a, Action::Finish(_))) {
             break actions;
         }
@@ -588,7 +606,7 @@ proptest! {
             for action in machine.step(event, at(now)) {
                 prop_assert!(!finished, "{:?} after the end", action);
                 match action {
-                    Action::Release => prop_assert!(gone),
+                    Action::Release(_) => prop_assert!(gone),
                     Action::Forward(_)
                     | Action::Terminate(_)
                     | Action::Kill(_)

@@ -12,10 +12,10 @@ use std::thread;
 use std::time::Duration;
 
 use dblock::clock::{self, Tick};
-use dblock::lock::{Claimant, Grant, Holder, Key, Kind, Owner, Request, State, Token, Ttl};
+use dblock::lock::{Claimant, Grant, Holder, Key, Kind, Owner, Request, State, Terms, Token, Ttl};
 use dblock::store::memory::MemoryWorld;
 use dblock::store::{
-    Acquired, Initialized, Limits, Released, Renewed, Revive, Secret, Store, StoreError,
+    Acquired, End, Initialized, Limits, Released, Renewed, Revive, Secret, Store, StoreError,
 };
 use tempfile::TempDir;
 
@@ -52,6 +52,9 @@ trait Bench: Sync {
 /// run apart by a hair.
 const ROUNDING: Duration = Duration::from_millis(2);
 
+/// How a job that has succeeded gives its lease back.
+const DONE: End = End::Finished { succeeded: true };
+
 fn key(text: &str) -> Key {
     Key::new(text).unwrap_or_else(|error| panic!("{text:?}: {error}"))
 }
@@ -68,7 +71,9 @@ fn long() -> Ttl {
 fn request(name: &str, ttl: Ttl) -> Request {
     Request {
         key: key(name),
+        slot: 0,
         ttl,
+        terms: Terms::default(),
         owner: Owner::generate(),
         former: Vec::new(),
         kind: Kind::Run,
@@ -117,7 +122,7 @@ fn extend(store: &mut dyn Store, grant: &Grant, ttl: Ttl, revive: Revive) {
 }
 
 fn release(store: &mut dyn Store, grant: &Grant) {
-    let answer = store.release(grant).expect("an answer");
+    let answer = store.release(grant, DONE).expect("an answer");
     assert_eq!(answer, Released::Released);
 }
 
@@ -140,7 +145,7 @@ fn await_expiry(store: &mut dyn Store, name: &str) -> Holder {
         let row = only(rows(store, name));
         match row.state {
             State::Expired => Ok(row),
-            State::Held => Err(format!("{row:?}")),
+            _ => Err(format!("{row:?}")),
         }
     })
 }
@@ -195,7 +200,7 @@ fn one_of_many_threads_holds_at_a_time(bench: &dyn Bench) {
                     let grant = match store.acquire(&request("k", long())) {
                         Ok(Acquired::Granted(grant)) => grant,
                         Ok(Acquired::Busy(_)) | Err(StoreError::Transient(_)) => continue,
-                        Err(error) => panic!("{error}"),
+                        other => panic!("{other:?}"),
                     };
                     assert!(!held.swap(true, Ordering::SeqCst), "two hold the key");
                     tokens.lock().expect("no panic").push(grant.token);
@@ -213,7 +218,7 @@ fn one_of_many_threads_holds_at_a_time(bench: &dyn Bench) {
 
 /// Releases, also if the store is too busy to do it at once.
 fn release_at_last(store: &mut dyn Store, grant: &Grant) {
-    let answer = wait::until("a release", || match store.release(grant) {
+    let answer = wait::until("a release", || match store.release(grant, DONE) {
         Err(StoreError::Transient(text)) => Err(text),
         answer => Ok(answer.expect("an answer")),
     });
@@ -245,7 +250,7 @@ fn one_of_many_threads_takes_over(bench: &dyn Bench) {
                         Ok(Acquired::Busy(_)) | Err(StoreError::Transient(_)) => {
                             thread::park_timeout(Duration::from_millis(2));
                         }
-                        Err(error) => panic!("{error}"),
+                        other => panic!("{other:?}"),
                     }
                 }
             });
@@ -307,6 +312,7 @@ fn a_lease_is_taken_over_only_when_it_has_expired(bench: &dyn Bench) {
                 assert_eq!(row.grant, first);
                 Err(format!("{row:?}"))
             }
+            other => panic!("{other:?}"),
         }
     });
     let now = clock::now();
@@ -332,7 +338,7 @@ fn an_expired_row_stays_until_it_is_taken(bench: &dyn Bench) {
     let all = store.holders(None).expect("an answer");
     assert_eq!(only(all).state, State::Expired);
     assert_eq!(
-        store.release(&grant).expect("an answer"),
+        store.release(&grant, DONE).expect("an answer"),
         Released::Released
     );
     assert_eq!(rows(store.as_mut(), "k"), []);
@@ -443,7 +449,10 @@ fn assert_powerless(store: &mut dyn Store, grant: &Grant) {
     for revive in [Revive::Allowed, Revive::Refused] {
         assert_untouched(&of_key, &lost(store, grant, revive));
     }
-    assert_eq!(store.release(grant).expect("an answer"), Released::NotHeld);
+    assert_eq!(
+        store.release(grant, DONE).expect("an answer"),
+        Released::NotHeld
+    );
     assert_untouched(&before, &store.holders(None).expect("an answer"));
 }
 
@@ -580,11 +589,17 @@ fn a_second_release_finds_nothing(bench: &dyn Bench) {
     let mut store = bench.open();
     let grant = acquire(store.as_mut(), &request("k", long()));
     release(store.as_mut(), &grant);
-    assert_eq!(store.release(&grant).expect("an answer"), Released::NotHeld);
+    assert_eq!(
+        store.release(&grant, DONE).expect("an answer"),
+        Released::NotHeld
+    );
     let mut other = bench.open();
     let next = acquire(other.as_mut(), &request("k", long()));
     let before = rows(other.as_mut(), "k");
-    assert_eq!(store.release(&grant).expect("an answer"), Released::NotHeld);
+    assert_eq!(
+        store.release(&grant, DONE).expect("an answer"),
+        Released::NotHeld
+    );
     assert_untouched(&before, &rows(other.as_mut(), "k"));
     release(other.as_mut(), &next);
 }
@@ -687,7 +702,7 @@ fn an_obstructed_call_ends_in_time_and_has_done_nothing(bench: &dyn Bench) {
         ("renew", &|store| {
             store.renew(&grant, long(), Revive::Allowed).map(drop)
         }),
-        ("release", &|store| store.release(&grant).map(drop)),
+        ("release", &|store| store.release(&grant, DONE).map(drop)),
         ("forget", &|store| {
             store.forget(&grant.key, std::slice::from_ref(&grant.owner))
         }),
@@ -916,7 +931,7 @@ fn first_calls_without_init_work_or_say_what_to_do(bench: &dyn Bench) {
         ("renew", &|store| {
             store.renew(&grant, long(), Revive::Allowed).map(drop)
         }),
-        ("release", &|store| store.release(&grant).map(drop)),
+        ("release", &|store| store.release(&grant, DONE).map(drop)),
         ("forget", &|store| {
             store.forget(&grant.key, std::slice::from_ref(&grant.owner))
         }),
@@ -944,6 +959,7 @@ fn open(url: &str, call: Duration) -> Box<dyn Store> {
         connect: wait::LIMIT,
         call,
         idle: wait::LIMIT,
+        queue: true,
     })
 }
 

@@ -3,11 +3,16 @@
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use mysql::{Conn, OptsBuilder};
+use nix::libc;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::ReceiveTimeout;
+use nix::sys::time::TimeVal;
 
 use super::{Server, fault};
 use crate::clock;
@@ -34,6 +39,9 @@ pub(super) struct Connected {
     pub(super) call: Duration,
     /// Whether the session's settings have been made.
     pub(super) prepared: bool,
+    /// Whether it has the user-level lock of a key, which the next waiter
+    /// sleeps for.
+    pub(super) baton: bool,
 }
 
 /// Connects to the first host that answers, beginning with number `first`,
@@ -83,6 +91,7 @@ fn attempt(
             host: 0,
             call,
             prepared: false,
+            baton: false,
         });
     }
     let mut last = unreachable(server, "no answer in time");
@@ -117,6 +126,7 @@ fn attempt(
                         host,
                         call,
                         prepared: false,
+                        baton: false,
                     });
                 }
                 Err(error) if error.may_pass() => last = error,
@@ -169,6 +179,18 @@ pub(super) fn to_peer(
             .tcp_port(address.port()),
     };
     Conn::new(opts).map_err(|error| fault::at_login(&error, server))
+}
+
+/// Sets how long an answer may take on a connection. The driver lets it be set
+/// only before connecting.
+#[expect(unsafe_code, reason = "the driver gives its socket as a number only")]
+pub(super) fn set_limit(conn: &Conn, limit: Duration) {
+    // SAFETY: the connection owns the socket and outlives the borrow.
+    let socket = unsafe { BorrowedFd::borrow_raw(conn.as_raw_fd()) };
+    let seconds = libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX);
+    let limit = TimeVal::new(seconds, libc::suseconds_t::from(limit.subsec_micros()));
+    // On a socket that is connected it does not fail (socket(7)).
+    setsockopt(&socket, ReceiveTimeout, &limit).ok();
 }
 
 /// The name that MySQL's own clients log in with if none is given.

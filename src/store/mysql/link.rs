@@ -170,6 +170,42 @@ impl Link {
         }
     }
 
+    /// Sends a statement that the server is to answer only after `longer` at
+    /// the latest.
+    pub(super) fn exchange_later(
+        &mut self,
+        statement: String,
+        longer: Duration,
+    ) -> Result<Answer, StoreError> {
+        if let Some(open) = &self.open {
+            connect::set_limit(&open.conn, open.call + longer);
+        }
+        let mut exchange = self.exchange(&[statement]);
+        if let Some(open) = &self.open {
+            connect::set_limit(&open.conn, open.call);
+        }
+        exchange.answer(0)?;
+        Ok(exchange.answers.remove(0))
+    }
+
+    /// Tells whether the connection that is open has the baton.
+    pub(super) fn has_baton(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| open.baton)
+    }
+
+    /// Notes that the connection that is open has the baton, or not any more.
+    pub(super) fn set_baton(&mut self, baton: bool) {
+        if let Some(open) = &mut self.open {
+            open.baton = baton;
+        }
+    }
+
+    /// Says goodbye to the server until the next statement.
+    pub(super) fn part(&mut self) {
+        self.open = None;
+        self.set_live(None);
+    }
+
     /// Sends statements that must all be answered.
     pub(super) fn exchange_all(
         &mut self,

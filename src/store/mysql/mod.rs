@@ -16,16 +16,20 @@ mod schema;
 mod sql;
 
 use std::fmt;
+use std::time::Duration;
 
 use mysql::Row;
 use mysql::prelude::FromValue;
 
 use super::url::{Host, Parts, Secret, UrlError, parse};
 use super::{
-    Acquired, Canceller, Endpoint, Initialized, Limits, Released, Renewed, Revive, Store,
-    StoreError,
+    Acquired, Canceller, End, Endpoint, Initialized, Limits, Place, Released, Renewed, Revive,
+    Store, StoreError, Turn, WAITER_FORGOTTEN, Waited,
 };
-use crate::lock::{Claimant, Grant, Holder, Key, Kind, Owner, Request, State, Token, Ttl};
+use crate::clock::{self, Tick};
+use crate::lock::{
+    Claimant, Grant, Holder, Key, Kind, Moments, Owner, Phase, Request, State, Token, Ttl, Waiter,
+};
 use link::{Answer, Link};
 
 const DEFAULT_PORT: u16 = 3306;
@@ -107,6 +111,9 @@ impl Endpoint for Server {
         Box::new(MysqlStore {
             link: Link::new(self.clone(), limits),
             schema_is_right: false,
+            queue: limits.queue,
+            keeps_baton: false,
+            shown: None,
         })
     }
 }
@@ -117,7 +124,20 @@ struct MysqlStore {
     /// Whether the tables have been judged once. They are judged in the same
     /// packet as the first attempt to acquire.
     schema_is_right: bool,
+    /// Whether waiters sleep in the server's queue and holders wake them.
+    queue: bool,
+    /// Whether the holder of what is asked for keeps the baton, to wake the
+    /// next waiter: the holder of one among several slots does not.
+    keeps_baton: bool,
+    /// When the waiter last put itself into the table, and its place then.
+    shown: Option<(Tick, Option<Place>)>,
 }
+
+/// Longest sleep in the server's queue, in seconds: so often a waiter shows
+/// that it is still there.
+const SLEEP_SECONDS: u64 = 30;
+/// How many waiters of a key keep a connection.
+const CONNECTED: u64 = 64;
 
 impl MysqlStore {
     fn describe(&mut self) -> Result<(), StoreError> {
@@ -129,6 +149,28 @@ impl MysqlStore {
     /// this works or not.
     fn take_back(&mut self, owner: &Owner) {
         self.link.exchange_all(&[sql::delete_by_owner(owner)]).ok();
+    }
+}
+
+impl MysqlStore {
+    /// Shows that the waiter is there, unless it did so lately, and returns its
+    /// place. An account that may not do that waits unseen.
+    fn show(&mut self, waiter: &Waiter) -> Result<Option<Place>, StoreError> {
+        if let Some((at, place)) = self.shown
+            && clock::now() - at < WAITER_FORGOTTEN / 9
+        {
+            return Ok(place);
+        }
+        let packet = [sql::show_waiter(waiter), sql::place(waiter)];
+        match self.link.exchange_all(&packet) {
+            Ok(answers) => {
+                let place = answers[1].rows.first().map(read_place).transpose()?;
+                self.shown = Some((clock::now(), place));
+                Ok(place)
+            }
+            Err(StoreError::Denied(_) | StoreError::Schema(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -146,6 +188,10 @@ impl Store for MysqlStore {
         let insert = packet.len();
         packet.push(sql::acquire(request));
         packet.push(sql::holders(Some(&request.key)));
+        self.keeps_baton = self.queue && request.kind == Kind::Run && request.terms.slots == 1;
+        if self.keeps_baton && !self.link.has_baton() {
+            packet.push(sql::take_baton(&request.key));
+        }
         let mut exchange = self.link.exchange(&packet);
 
         // Judged first: a table that is wrong may also make the attempt fail,
@@ -163,20 +209,21 @@ impl Store for MysqlStore {
         // of affected rows would do only as long as nothing on the way sets
         // CLIENT_FOUND_ROWS, which makes a busy key report one row as well.
         let token = exchange.answer(insert)?.last_insert_id;
+        let rows = exchange
+            .answers
+            .get(insert + 1)
+            .map_or(Ok(Vec::new()), holders)?;
         if token == 0 {
-            let rows = exchange
-                .answers
-                .get(insert + 1)
-                .map_or(Ok(Vec::new()), holders)?;
             return Ok(Acquired::Busy(rows));
         }
         self.link.set_holding(true);
-        Ok(Acquired::Granted(Grant {
+        let grant = Grant {
             key: request.key.clone(),
-            slot: 0,
+            slot: request.slot,
             owner: request.owner.clone(),
             token: Token(token),
-        }))
+        };
+        Ok(Acquired::granted(grant, request, rows))
     }
 
     fn renew(&mut self, grant: &Grant, ttl: Ttl, revive: Revive) -> Result<Renewed, StoreError> {
@@ -203,23 +250,99 @@ impl Store for MysqlStore {
         Ok(Renewed::Lost(rows))
     }
 
-    fn release(&mut self, grant: &Grant) -> Result<Released, StoreError> {
-        let answers = self.link.exchange_all(&[sql::release(grant)])?;
-        self.link.set_holding(false);
-        if answers[0].affected > 0 {
-            Ok(Released::Released)
-        } else {
-            Ok(Released::NotHeld)
+    fn release(&mut self, grant: &Grant, end: End) -> Result<Released, StoreError> {
+        let mut packet = vec![sql::release(grant, end)];
+        if self.keeps_baton {
+            packet.push(sql::pass_baton(&grant.key));
         }
+        let mut exchange = self.link.exchange(&packet);
+        let gone = exchange.answer(0)?.affected > 0;
+        self.link.set_baton(false);
+        let closed = match end {
+            End::Finished { succeeded } if !gone => {
+                let answers = self.link.exchange_all(&[sql::close(grant, succeeded)])?;
+                answers[0].affected > 0
+            }
+            _ => false,
+        };
+        self.link.set_holding(false);
+        Ok(if gone || closed {
+            Released::Released
+        } else {
+            Released::NotHeld
+        })
+    }
+
+    fn wait(&mut self, waiter: &Waiter, limit: Duration) -> Result<Waited, StoreError> {
+        let place = self.show(waiter)?;
+        let answer = |turn| Ok(Waited { turn, place });
+        if self.link.has_baton() {
+            return answer(Turn::First);
+        }
+        if place.is_some_and(|place| place.ahead >= CONNECTED) {
+            self.link.part();
+            return answer(Turn::Far);
+        }
+        // MySQL rounds to whole seconds.
+        let seconds = limit.as_secs().min(SLEEP_SECONDS);
+        if !self.queue || seconds == 0 {
+            return answer(Turn::NoQueue);
+        }
+        let asked = sql::queue(&waiter.key, seconds);
+        let got = self
+            .link
+            .exchange_later(asked, Duration::from_secs(seconds))?;
+        let got = got
+            .rows
+            .first()
+            .and_then(|row| row.get_opt::<Option<u8>, _>(0));
+        match got {
+            Some(Ok(Some(1))) => {
+                self.link.set_baton(true);
+                answer(Turn::Look)
+            }
+            Some(Ok(Some(_))) => answer(Turn::Look),
+            _ => answer(Turn::NoQueue),
+        }
+    }
+
+    fn waiters(&mut self, key: Option<&Key>) -> Result<Vec<Waiter>, StoreError> {
+        let answers = self.link.exchange_all(&[sql::waiters(key)])?;
+        answers[0].rows.iter().map(read_waiter).collect()
+    }
+
+    fn block(
+        &mut self,
+        key: &Key,
+        length: Option<Duration>,
+        claimant: &Claimant,
+    ) -> Result<(), StoreError> {
+        let packet = [sql::block(key, length, claimant)];
+        self.link.exchange_all(&packet).map(drop)
+    }
+
+    fn unblock(&mut self, key: &Key) -> Result<bool, StoreError> {
+        let answers = self.link.exchange_all(&sql::unblock(key))?;
+        Ok(answers[0].affected > 0)
     }
 
     fn forget(&mut self, key: &Key, owners: &[Owner]) -> Result<(), StoreError> {
         if owners.is_empty() {
             return Ok(());
         }
-        self.link
-            .exchange_all(&[sql::forget(key, owners)])
-            .map(drop)
+        let mut packet = vec![sql::forget(key, owners)];
+        if self.shown.take().is_some() {
+            packet.push(sql::forget_waiters(owners));
+        }
+        let passes = self.link.has_baton() && !self.keeps_baton;
+        if passes {
+            packet.push(sql::pass_baton(key));
+        }
+        self.link.exchange_all(&packet)?;
+        if passes {
+            self.link.set_baton(false);
+        }
+        Ok(())
     }
 
     fn holders(&mut self, key: Option<&Key>) -> Result<Vec<Holder>, StoreError> {
@@ -251,10 +374,12 @@ impl Store for MysqlStore {
 
 /// Reads the rows of [`sql::holders`].
 fn holders(answer: &Answer) -> Result<Vec<Holder>, StoreError> {
-    answer.rows.iter().map(holder).collect()
+    let read = answer.rows.iter().filter_map(|row| holder(row).transpose());
+    read.collect()
 }
 
-fn holder(row: &Row) -> Result<Holder, StoreError> {
+/// Reads a row, or nothing if it means nothing any more.
+fn holder(row: &Row) -> Result<Option<Holder>, StoreError> {
     let mut columns = Columns { row, next: 0 };
     let grant = Grant {
         key: Key::from_store(columns.text()?),
@@ -262,23 +387,28 @@ fn holder(row: &Row) -> Result<Holder, StoreError> {
         owner: Owner::from_store(columns.text()?),
         token: Token(columns.get()?),
     };
-    let remaining: i64 = columns.get()?;
+    let moments = Moments {
+        phase: Phase::from_store(&columns.text()?),
+        lease: columns.get()?,
+        delay: columns.get()?,
+        keep: columns.get()?,
+        done: columns.get()?,
+    };
+    let Some((state, remaining)) = moments.state() else {
+        return Ok(None);
+    };
     let acquired_at: Option<i64> = columns.get()?;
     let held: Option<i64> = columns.get()?;
     let renewals = columns.get()?;
     let ttl: u64 = columns.get()?;
-    Ok(Holder {
+    Ok(Some(Holder {
         grant,
-        state: if remaining > 0 {
-            State::Held
-        } else {
-            State::Expired
-        },
-        remaining: millis(remaining),
+        state,
+        remaining: Duration::from_millis(remaining),
         acquired_at,
         held: millis(held.unwrap_or(0)),
         renewals,
-        ttl: std::time::Duration::from_millis(ttl),
+        ttl: Duration::from_millis(ttl),
         slots: columns.get()?,
         kind: Kind::from_store(&columns.text()?),
         claimant: Claimant {
@@ -290,11 +420,33 @@ fn holder(row: &Row) -> Result<Holder, StoreError> {
                 .get::<Option<Vec<u8>>>()?
                 .map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
         },
+    }))
+}
+
+/// Reads a row of [`sql::waiters`].
+fn read_waiter(row: &Row) -> Result<Waiter, StoreError> {
+    let mut columns = Columns { row, next: 0 };
+    Ok(Waiter {
+        id: Owner::from_store(columns.text()?),
+        key: Key::from_store(columns.text()?),
+        host: columns.text()?,
+        pid: columns.get()?,
+        user: columns.text()?,
+        waiting: millis(columns.get()?),
     })
 }
 
-fn millis(number: i64) -> std::time::Duration {
-    std::time::Duration::from_millis(u64::try_from(number).unwrap_or(0))
+/// Reads the row of [`sql::place`].
+fn read_place(row: &Row) -> Result<Place, StoreError> {
+    let mut columns = Columns { row, next: 0 };
+    Ok(Place {
+        waiting: columns.get()?,
+        ahead: columns.get()?,
+    })
+}
+
+fn millis(number: i64) -> Duration {
+    Duration::from_millis(u64::try_from(number).unwrap_or(0))
 }
 
 /// Reads a row from left to right; a strange row is an error, never a panic.

@@ -70,6 +70,10 @@ const COLUMNS: &[Column] = &[
         nullable: true,
         ..text("note", "varchar", 255, "utf8mb4_bin")
     },
+    text("state", "varchar", 16, "ascii_bin"),
+    number("delay_ms", "bigint", false),
+    number("keep_until", "bigint", false),
+    number("done_until", "bigint", false),
 ];
 
 /// Judges the answers to [`super::sql::describe_tables`].

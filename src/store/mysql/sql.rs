@@ -5,9 +5,12 @@
 //! set changes what `x'…'` means.
 
 use std::fmt::Write;
+use std::time::Duration;
 
-use crate::lock::{Grant, Key, Owner, Request, Ttl};
-use crate::store::Revive;
+use crate::lock::{
+    BLOCK_SLOT, Claimant, Grant, Key, Owner, Phase, Request, Terms, Ttl, Waiter, to_millis,
+};
+use crate::store::{End, Revive, WAITER_FORGOTTEN};
 
 /// The server's clock: milliseconds since 1970 UTC, the same in every session
 /// time zone and in the hours when DST begins and ends, and constant within a
@@ -57,41 +60,59 @@ pub(super) fn describe_tables() -> [String; 4] {
     ]
 }
 
-/// Takes the slot if there is no row or an expired one, and leaves a held one
-/// as it is. One statement that takes exclusive locks from the start: an
-/// INSERT followed by an UPDATE would deadlock with the DELETE of a release.
+/// Tells that the row stands in nobody's way. [`crate::lock::Moments::state`]
+/// says the same. Differences stay in range whatever another program wrote.
+fn is_free(terms: &Terms) -> String {
+    let mut condition = format!("expire_at<={NOW}-delay_ms AND keep_until<={NOW}");
+    if terms.once_per.is_some() {
+        append(
+            &mut condition,
+            format_args!(" AND (state<>'done' OR done_until<={NOW})"),
+        );
+    }
+    condition
+}
+
+/// Takes the slot if there is no row or one that stands in nobody's way, and
+/// leaves any other as it is. One statement that takes exclusive locks from the
+/// start: an INSERT followed by an UPDATE would deadlock with the DELETE of a
+/// release.
 pub(super) fn acquire(request: &Request) -> String {
     let claimant = &request.claimant;
-    let columns: [(&str, String); 12] = [
-        ("owner_id", owner(&request.owner)),
+    let terms = &request.terms;
+    let after = |length: Duration| format!("{NOW}+{}", to_millis(length));
+    let columns: [(&str, String); 15] = [
         ("acquired_at", "UTC_TIMESTAMP(3)".to_owned()),
         ("renewals", "0".to_owned()),
         ("ttl_ms", request.ttl.as_millis().to_string()),
-        ("slots", "1".to_owned()),
+        ("slots", terms.slots.to_string()),
         ("kind", format!("'{}'", request.kind.as_str())),
         ("host", text(&claimant.host)),
         ("pid", claimant.pid.to_string()),
         ("user_name", text(&claimant.user)),
         ("command", text(&claimant.command)),
-        (
-            "note",
-            claimant
-                .note
-                .as_deref()
-                .map_or_else(|| "NULL".to_owned(), text),
-        ),
-        // Last, because assignments see the values that stand to their left.
-        ("expire_at", format!("{NOW}+{}", request.ttl.as_millis())),
+        ("note", optional(claimant.note.as_deref())),
+        ("state", "'held'".to_owned()),
+        ("delay_ms", to_millis(terms.lock_delay).to_string()),
+        ("keep_until", after(terms.at_least)),
+        ("done_until", after(terms.once_per.unwrap_or_default())),
+        ("expire_at", after(request.ttl.get())),
     ];
-    let mut names = String::from("lock_key,slot");
-    let mut values = format!("{},0", text(request.key.as_str()));
-    let mut updates = format!("token=IF(expire_at<={NOW},LAST_INSERT_ID(VALUES(token)),token)");
+    // Assignments see the values that stand to their left. The owner id is new
+    // for each attempt, so once it stands in the row, the row is taken over.
+    let own = owner(&request.owner);
+    let free = is_free(terms);
+    let mut names = String::from("lock_key,slot,owner_id");
+    let mut values = format!("{},{},{own}", text(request.key.as_str()), request.slot);
+    let mut updates = format!(
+        "token=IF({free},LAST_INSERT_ID(VALUES(token)),token),owner_id=IF({free},{own},owner_id)"
+    );
     for (name, value) in &columns {
         append(&mut names, format_args!(",{name}"));
         append(&mut values, format_args!(",{value}"));
         append(
             &mut updates,
-            format_args!(",{name}=IF(expire_at<={NOW},{value},{name})"),
+            format_args!(",{name}=IF(owner_id={own},{value},{name})"),
         );
     }
     format!("INSERT INTO dblock_lock ({names}) VALUES ({values}) ON DUPLICATE KEY UPDATE {updates}")
@@ -107,24 +128,164 @@ pub(super) fn renew(grant: &Grant, ttl: Ttl, revive: Revive) -> String {
     let ttl = ttl.as_millis();
     format!(
         "UPDATE dblock_lock SET expire_at={NOW}+{ttl}, ttl_ms={ttl}, renewals=renewals+1 \
-         WHERE {}{alive}",
+         WHERE {} AND state='held'{alive}",
         is(grant)
     )
 }
 
-/// Deletes the grant's row.
-pub(super) fn release(grant: &Grant) -> String {
-    format!("DELETE FROM dblock_lock WHERE {}", is(grant))
+/// Deletes the grant's row, unless its terms keep it shut for longer.
+pub(super) fn release(grant: &Grant, end: End) -> String {
+    let over = match end {
+        End::Dropped => String::new(),
+        End::Finished { succeeded: false } => format!(" AND keep_until<={NOW}"),
+        End::Finished { succeeded: true } => {
+            format!(" AND keep_until<={NOW} AND done_until<={NOW}")
+        }
+    };
+    format!("DELETE FROM dblock_lock WHERE {}{over}", is(grant))
+}
+
+/// Ends the lease, and leaves the row, which its terms keep shut.
+pub(super) fn close(grant: &Grant, succeeded: bool) -> String {
+    let state = if succeeded {
+        Phase::Done
+    } else {
+        Phase::Released
+    };
+    format!(
+        "UPDATE dblock_lock SET state='{}', expire_at=LEAST(expire_at,{NOW}), delay_ms=0 \
+         WHERE {} AND state='held'",
+        state.as_str(),
+        is(grant)
+    )
+}
+
+/// Puts the block of a key into the table, or changes it.
+pub(super) fn block(key: &Key, length: Option<Duration>, claimant: &Claimant) -> String {
+    let until = match length {
+        Some(length) => format!("{NOW}+{}", to_millis(length)),
+        None => i64::MAX.to_string(),
+    };
+    let columns = [
+        ("owner_id", owner(&Owner::generate())),
+        ("acquired_at", "UTC_TIMESTAMP(3)".to_owned()),
+        ("ttl_ms", "0".to_owned()),
+        ("slots", "0".to_owned()),
+        ("kind", "'block'".to_owned()),
+        ("host", text(&claimant.host)),
+        ("pid", claimant.pid.to_string()),
+        ("user_name", text(&claimant.user)),
+        ("command", "''".to_owned()),
+        ("note", optional(claimant.note.as_deref())),
+        ("state", "'blocked'".to_owned()),
+        ("expire_at", until),
+    ];
+    let mut names = String::from("lock_key,slot");
+    let mut values = format!("{},{BLOCK_SLOT}", text(key.as_str()));
+    let mut updates = String::from("slot=slot");
+    for (name, value) in &columns {
+        append(&mut names, format_args!(",{name}"));
+        append(&mut values, format_args!(",{value}"));
+        append(&mut updates, format_args!(",{name}={value}"));
+    }
+    format!("INSERT INTO dblock_lock ({names}) VALUES ({values}) ON DUPLICATE KEY UPDATE {updates}")
+}
+
+/// Deletes the block of a key: one that has not ended by itself, and any.
+pub(super) fn unblock(key: &Key) -> [String; 2] {
+    let place = format!("lock_key={} AND slot={BLOCK_SLOT}", text(key.as_str()));
+    [
+        format!("DELETE FROM dblock_lock WHERE {place} AND expire_at>{NOW}"),
+        format!("DELETE FROM dblock_lock WHERE {place}"),
+    ]
+}
+
+/// Puts a waiter into the table, or shows that it is still there.
+pub(super) fn show_waiter(waiter: &Waiter) -> String {
+    format!(
+        "INSERT INTO dblock_waiter (waiter_id, lock_key, since, seen, host, pid, user_name) \
+         VALUES ({},{},{NOW}-{},{NOW},{},{},{}) ON DUPLICATE KEY UPDATE seen={NOW}",
+        owner(&waiter.id),
+        text(waiter.key.as_str()),
+        to_millis(waiter.waiting),
+        text(&waiter.host),
+        waiter.pid,
+        text(&waiter.user),
+    )
+}
+
+/// Counts those who wait for a key, and those of them who came before.
+pub(super) fn place(waiter: &Waiter) -> String {
+    let key = text(waiter.key.as_str());
+    let id = owner(&waiter.id);
+    format!(
+        "SELECT COUNT(*), COUNT(IF(place<(SELECT place FROM dblock_waiter WHERE waiter_id={id}),1,NULL)) \
+         FROM dblock_waiter WHERE lock_key={key} AND {}",
+        is_waiting()
+    )
+}
+
+/// Selects those who wait for a key, or for any.
+pub(super) fn waiters(key: Option<&Key>) -> String {
+    let which = key.map_or_else(String::new, |key| {
+        format!("lock_key={} AND ", text(key.as_str()))
+    });
+    format!(
+        "SELECT waiter_id, lock_key, host, pid, user_name, GREATEST({NOW}-since,0) \
+         FROM dblock_waiter WHERE {which}{} ORDER BY lock_key, place",
+        is_waiting()
+    )
+}
+
+fn is_waiting() -> String {
+    format!("seen>{NOW}-{}", to_millis(WAITER_FORGOTTEN))
+}
+
+/// Waits in the server's queue for the user-level lock that stands for a key.
+/// It is a hint, which no grant depends on. Its name holds a hash, because
+/// names are short, and MySQL does not tell their letters' case apart;
+/// user-level locks are those of the server and not of a database.
+pub(super) fn queue(key: &Key, seconds: u64) -> String {
+    format!("SELECT GET_LOCK({},{seconds})", baton(key))
+}
+
+/// Takes the lock of [`queue`] if nobody has it.
+pub(super) fn take_baton(key: &Key) -> String {
+    format!("DO GET_LOCK({},0)", baton(key))
+}
+
+/// Lets the next in the queue go on.
+pub(super) fn pass_baton(key: &Key) -> String {
+    format!("DO RELEASE_LOCK({})", baton(key))
+}
+
+fn baton(key: &Key) -> String {
+    format!(
+        "CONCAT('dblock:',LEFT(SHA1(CONCAT(DATABASE(),0x00,{})),32))",
+        text(key.as_str())
+    )
 }
 
 /// Deletes the rows that earlier attempts may have left under the key.
 pub(super) fn forget(key: &Key, owners: &[Owner]) -> String {
-    let owners: Vec<_> = owners.iter().map(owner).collect();
     format!(
-        "DELETE FROM dblock_lock WHERE lock_key={} AND slot=0 AND owner_id IN ({})",
+        "DELETE FROM dblock_lock WHERE lock_key={} AND owner_id IN ({})",
         text(key.as_str()),
-        owners.join(",")
+        list(owners)
     )
+}
+
+/// Deletes waiters.
+pub(super) fn forget_waiters(waiters: &[Owner]) -> String {
+    format!(
+        "DELETE FROM dblock_waiter WHERE waiter_id IN ({})",
+        list(waiters)
+    )
+}
+
+fn list(owners: &[Owner]) -> String {
+    let owners: Vec<_> = owners.iter().map(owner).collect();
+    owners.join(",")
 }
 
 /// Deletes a row by its owner alone, from a table whose keys cannot be relied
@@ -142,7 +303,8 @@ pub(super) fn holders(key: Option<&Key>) -> String {
         None => "lock_key<>''".to_owned(),
     };
     format!(
-        "SELECT lock_key, slot, owner_id, token, GREATEST(expire_at,0)-{NOW}, {acquired}, \
+        "SELECT lock_key, slot, owner_id, token, state, GREATEST(expire_at,0)-{NOW}, delay_ms, \
+         GREATEST(keep_until,0)-{NOW}, GREATEST(done_until,0)-{NOW}, {acquired}, \
          {NOW}-({acquired}), renewals, ttl_ms, slots, kind, host, pid, user_name, command, note \
          FROM dblock_lock WHERE {which} ORDER BY lock_key, slot"
     )
@@ -198,6 +360,10 @@ fn text(value: &str) -> String {
     format!("_utf8mb4 x'{}'", hex(value))
 }
 
+fn optional(value: Option<&str>) -> String {
+    value.map_or_else(|| "NULL".to_owned(), text)
+}
+
 fn owner(value: &Owner) -> String {
     format!("_ascii x'{}'", hex(value.as_str()))
 }
@@ -231,6 +397,7 @@ mod tests {
             [
                 "CREATE TABLE IF NOT",
                 "CREATE TABLE IF NOT",
+                "CREATE TABLE IF NOT",
                 "INSERT INTO dblock_meta (name,",
                 "INSERT INTO dblock_lock (lock_key,",
                 "DELETE FROM dblock_lock WHERE",
@@ -240,11 +407,17 @@ mod tests {
         assert_eq!(lift_token().len(), 2);
     }
 
+    /// Assignments see the values that stand to their left.
     #[test]
-    fn expire_at_is_assigned_last() {
+    fn what_the_condition_reads_is_assigned_after_the_owner() {
         let request = Request {
             key: Key::new("it's").expect("a key"),
+            slot: 3,
             ttl: Ttl::new(Ttl::MIN).expect("a TTL"),
+            terms: Terms {
+                once_per: Some(Duration::from_secs(1)),
+                ..Terms::default()
+            },
             owner: Owner::generate(),
             former: Vec::new(),
             kind: crate::lock::Kind::Run,
@@ -252,9 +425,12 @@ mod tests {
         };
         let statement = acquire(&request);
         let update = statement.split("UPDATE ").nth(1).expect("an update part");
-        let last = update.rsplit(",expire_at=IF(").next().expect("a last part");
-        assert!(last.starts_with("expire_at<="), "{update}");
-        assert!(!last.contains("owner_id"));
+        let (first, rest) = update.split_once(",acquired_at=").expect("both parts");
+        assert!(first.starts_with("token=IF(expire_at<="), "{update}");
+        assert!(first.contains(",owner_id=IF(expire_at<="), "{update}");
+        for read in ["expire_at<=", "keep_until<=", "done_until<=", "state<>"] {
+            assert!(first.contains(read) && !rest.contains(read), "{update}");
+        }
         assert!(!statement.contains("it's"), "keys are hexadecimal");
     }
 }
