@@ -18,6 +18,7 @@
 mod support;
 
 mod adverse;
+mod clocks;
 mod exit_codes;
 mod generated;
 mod grant;
