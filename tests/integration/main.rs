@@ -31,3 +31,4 @@ mod store_contract;
 mod storm;
 mod terminal;
 mod tree;
+mod unkillable;
