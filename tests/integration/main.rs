@@ -19,6 +19,7 @@ mod support;
 
 mod adverse;
 mod clocks;
+mod endings;
 mod exit_codes;
 mod generated;
 mod grant;
