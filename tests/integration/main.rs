@@ -18,6 +18,8 @@
 mod support;
 
 mod adverse;
+mod clocks;
+mod endings;
 mod exit_codes;
 mod generated;
 mod grant;
@@ -30,3 +32,4 @@ mod store_contract;
 mod storm;
 mod terminal;
 mod tree;
+mod unkillable;

@@ -12,6 +12,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use mysql::prelude::Queryable as _;
 use mysql::{Conn, OptsBuilder, Value};
 
+use super::faketime::FalseClock;
 use super::{PASSWORD, janitor, wait};
 
 /// Makes the data directory, starts the server, then obeys `start` and `kill`.
@@ -104,12 +105,26 @@ impl Server {
         Self::try_start().unwrap_or_else(|problem| panic!("{problem}"))
     }
 
+    /// Starts a server of the test's own whose clock the test sets, in a time
+    /// zone.
+    #[track_caller]
+    pub(crate) fn start_under(clock: &FalseClock, zone: &str) -> Self {
+        let mariadbd = mariadbd().map(|program| clock.wrap(&program, zone));
+        mariadbd
+            .and_then(|mariadbd| Self::try_start_program(&mariadbd))
+            .unwrap_or_else(|problem| panic!("{problem}"))
+    }
+
     fn try_start() -> Result<Self, String> {
+        Self::try_start_program(&mariadbd()?)
+    }
+
+    fn try_start_program(mariadbd: &Path) -> Result<Self, String> {
         let mut problem = String::new();
         // The free port may be taken by another program before the server
         // gets to it.
         for _ in 0..3 {
-            match Self::try_start_once() {
+            match Self::try_start_once(mariadbd) {
                 Ok(server) => return Ok(server),
                 Err(text) => problem = text,
             }
@@ -117,8 +132,7 @@ impl Server {
         Err(problem)
     }
 
-    fn try_start_once() -> Result<Self, String> {
-        let mariadbd = program(&["mariadbd", "mysqld"])?;
+    fn try_start_once(mariadbd: &Path) -> Result<Self, String> {
         let install = program(&["mariadb-install-db", "mysql_install_db"])?;
         let port = free_port();
         let user = if nix::unistd::geteuid().is_root() {
@@ -132,7 +146,7 @@ impl Server {
                 text(&env::temp_dir()),
                 &port.to_string(),
                 text(&install),
-                text(&mariadbd),
+                text(mariadbd),
                 user,
             ],
         );
@@ -246,6 +260,10 @@ fn text(path: &Path) -> &str {
 pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
     listener.local_addr().expect("it has an address").port()
+}
+
+fn mariadbd() -> Result<PathBuf, String> {
+    program(&["mariadbd", "mysqld"])
 }
 
 /// Finds the first of the programs that is installed, also where only root
