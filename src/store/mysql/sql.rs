@@ -60,10 +60,18 @@ pub(super) fn describe_tables() -> [String; 4] {
 /// Takes the slot if there is no row or an expired one, and leaves a held one
 /// as it is. One statement that takes exclusive locks from the start: an
 /// INSERT followed by an UPDATE would deadlock with the DELETE of a release.
-pub(super) fn acquire(request: &Request) -> String {
+///
+/// The server draws the token before it has the row, so that somebody else may
+/// be granted the slot, with a larger token, and release it in between. So the
+/// statement is sent twice: the row is ours the second time, and if any number
+/// was drawn since the first, a new token is. Otherwise, as nearly always, the
+/// second changes nothing and costs no commit. What the first was granted is
+/// told by `LAST_INSERT_ID()`, after [`forget_insert_id`].
+pub(super) fn acquire(request: &Request, turn: Turn) -> String {
     let claimant = &request.claimant;
+    let own = owner(&request.owner);
     let columns: [(&str, String); 12] = [
-        ("owner_id", owner(&request.owner)),
+        ("owner_id", own.clone()),
         ("acquired_at", "UTC_TIMESTAMP(3)".to_owned()),
         ("renewals", "0".to_owned()),
         ("ttl_ms", request.ttl.as_millis().to_string()),
@@ -80,21 +88,45 @@ pub(super) fn acquire(request: &Request) -> String {
                 .as_deref()
                 .map_or_else(|| "NULL".to_owned(), text),
         ),
-        // Last, because assignments see the values that stand to their left.
         ("expire_at", format!("{NOW}+{}", request.ttl.as_millis())),
     ];
+    let mut taken = format!("expire_at<={NOW}");
+    if turn == Turn::Second {
+        append(
+            &mut taken,
+            format_args!(
+                " OR (token=LAST_INSERT_ID() AND owner_id={own} AND VALUES(token)<>token+1)"
+            ),
+        );
+    }
     let mut names = String::from("lock_key,slot");
     let mut values = format!("{},0", text(request.key.as_str()));
-    let mut updates = format!("token=IF(expire_at<={NOW},LAST_INSERT_ID(VALUES(token)),token)");
+    let mut updates = format!("token=IF({taken},LAST_INSERT_ID(VALUES(token)),token)");
     for (name, value) in &columns {
         append(&mut names, format_args!(",{name}"));
         append(&mut values, format_args!(",{value}"));
+        // Assignments see the values that stand to their left. The number that
+        // was drawn is nobody else's: where it stands, the row is taken.
         append(
             &mut updates,
-            format_args!(",{name}=IF(expire_at<={NOW},{value},{name})"),
+            format_args!(",{name}=IF(token=VALUES(token),{value},{name})"),
         );
     }
     format!("INSERT INTO dblock_lock ({names}) VALUES ({values}) ON DUPLICATE KEY UPDATE {updates}")
+}
+
+/// Makes the session forget the last token that it was granted.
+pub(super) fn forget_insert_id() -> String {
+    "DO LAST_INSERT_ID(0)".to_owned()
+}
+
+/// Which of the two times [`acquire`] is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Takes the slot.
+    First,
+    /// Takes it too if it has become free, and sees to the token.
+    Second,
 }
 
 /// Extends the lease. It always changes `renewals`, so that a row which is
@@ -241,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn expire_at_is_assigned_last() {
+    fn what_the_condition_reads_is_assigned_after_the_token() {
         let request = Request {
             key: Key::new("it's").expect("a key"),
             ttl: Ttl::new(Ttl::MIN).expect("a TTL"),
@@ -250,11 +282,13 @@ mod tests {
             kind: crate::lock::Kind::Run,
             claimant: crate::lock::Claimant::default(),
         };
-        let statement = acquire(&request);
-        let update = statement.split("UPDATE ").nth(1).expect("an update part");
-        let last = update.rsplit(",expire_at=IF(").next().expect("a last part");
-        assert!(last.starts_with("expire_at<="), "{update}");
-        assert!(!last.contains("owner_id"));
-        assert!(!statement.contains("it's"), "keys are hexadecimal");
+        for turn in [Turn::First, Turn::Second] {
+            let statement = acquire(&request, turn);
+            let update = statement.split("UPDATE ").nth(1).expect("an update part");
+            let (first, rest) = update.split_once(",owner_id=").expect("both parts");
+            assert!(first.starts_with("token=IF(expire_at<="), "{update}");
+            assert!(!rest.contains("expire_at<="), "{update}");
+            assert!(!statement.contains("it's"), "keys are hexadecimal");
+        }
     }
 }
