@@ -19,6 +19,7 @@ mod support;
 
 mod adverse;
 mod exit_codes;
+mod failover;
 mod generated;
 mod grant;
 mod guard;
