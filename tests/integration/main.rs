@@ -23,6 +23,7 @@ mod failover;
 mod generated;
 mod grant;
 mod guard;
+mod limits;
 mod loss;
 mod run;
 mod settings;
