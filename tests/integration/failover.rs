@@ -2,6 +2,8 @@
 //! dblock goes on where it may write, and never takes a failure for an answer.
 
 use std::fs;
+use std::io::ErrorKind;
+use std::net::UdpSocket;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -318,7 +320,7 @@ fn a_run_goes_on_through_the_second_host_when_the_first_dies() {
 /// lease must have room for that and for an attempt elsewhere.
 #[test]
 fn a_run_goes_on_through_the_second_host_when_the_first_falls_silent() {
-    the_first_way_is_lost("6s", Proxy::hold);
+    the_first_way_is_lost("10s", Proxy::hold);
 }
 
 #[test]
@@ -349,9 +351,10 @@ fn the_job_is_dead_before_the_lease_ends_when_every_host_dies() {
 
 // Names.
 
-/// A table of hosts that one call sees in place of the system's.
+/// Files that one call sees in place of the system's.
 struct Names {
-    file: PathBuf,
+    hosts: PathBuf,
+    resolver: PathBuf,
 }
 
 impl Names {
@@ -361,9 +364,12 @@ impl Names {
             return Err("only root can give a process names of its own".to_owned());
         }
         let names = Self {
-            file: place.file("hosts"),
+            hosts: place.file("hosts"),
+            resolver: place.file("resolv.conf"),
         };
-        fs::write(&names.file, "").expect("the table can be written");
+        for file in [&names.hosts, &names.resolver] {
+            fs::write(file, "").expect("the file can be written");
+        }
         let tried = Dblock::program("unshare").args(["--mount", "true"]).run();
         match status(&tried) {
             0 => Ok(names),
@@ -377,15 +383,24 @@ impl Names {
             .iter()
             .map(|address| format!("{address} db.test\n"))
             .collect();
-        fs::write(&self.file, lines).expect("the table can be written");
+        fs::write(&self.hosts, lines).expect("the table can be written");
     }
 
-    /// Returns the beginning of a call that sees the names; the words of the
-    /// command follow.
-    fn seen_by(&self, place: &Place<'_>) -> Dblock {
-        let script = "mount --bind \"$0\" /etc/hosts && exec \"$@\"";
+    /// Says who else is asked for names.
+    fn ask(&self, server: &str) {
+        let line = format!("nameserver {server}\n");
+        fs::write(&self.resolver, line).expect("the file can be written");
+    }
+
+    /// Returns `dblock run --key k` as it sees the names; options and `--`
+    /// follow.
+    fn run(&self, place: &Place<'_>) -> Dblock {
+        let script = "mount --bind \"$0\" /etc/hosts && mount --bind \"$1\" /etc/resolv.conf && \
+                      shift && exec dblock run --key k \"$@\"";
         let call = place.shell("exec unshare --mount sh -c \"$@\"");
-        call.args(["sh", script]).arg(&self.file)
+        call.args(["sh", script])
+            .arg(&self.hosts)
+            .arg(&self.resolver)
     }
 }
 
@@ -408,7 +423,7 @@ fn a_name_with_several_addresses_leads_to_the_one_that_listens() {
             .url_of(&format!("db.test:{}", server.port()));
         for addresses in [["127.0.0.1", "::1"], ["::1", "127.0.0.1"]] {
             names.set(&addresses);
-            let run = at(names.seen_by(&place), &url).args(["dblock", "run", "--key", "k"]);
+            let run = at(names.run(&place), &url);
             run.args(["--", "true"]).run().code(0).quiet();
         }
         place.assert_free("k");
@@ -435,7 +450,7 @@ fn f4_a_name_is_looked_up_anew_for_each_connection() {
         .url_of(&format!("db.test:{}", first.port()));
     names.set(&["127.0.0.1"]);
     let job = format!("echo $$; {}; exit 5", gate.wait());
-    let run = at(names.seen_by(&place), &url).args(["dblock", "run", "--key", "k"]);
+    let run = at(names.run(&place), &url);
     let mut running = run.args(["--ttl", "9s"]).job(&job).start();
     running.job();
     place.database().replicate(&new);
@@ -449,15 +464,51 @@ fn f4_a_name_is_looked_up_anew_for_each_connection() {
     // Of several addresses the one that is up is used, wherever it stands.
     for addresses in [["127.0.0.1", "127.0.0.2"], ["127.0.0.2", "127.0.0.1"]] {
         names.set(&addresses);
-        let run = at(names.seen_by(&place), &url).args(["dblock", "run", "--key", "k"]);
+        let run = at(names.run(&place), &url);
         run.args(["--", "true"]).run().code(0).quiet();
     }
     names.set(&[]);
-    let run = at(names.seen_by(&place), &url).args(["dblock", "run", "--key", "k"]);
+    let run = at(names.run(&place), &url);
     let run = run.args(["--connect-timeout", "2s", "--", "true"]).run();
     run.code(69)
         .one_line(&["db.test"])
         .took_at_most(generous(CONTACT));
+}
+
+/// Takes questions for names and never answers. If somebody else listens here
+/// already, that is another run of this test.
+fn silent_name_server() -> (&'static str, Option<UdpSocket>) {
+    const ADDRESS: &str = "127.53.53.53";
+    match UdpSocket::bind((ADDRESS, 53)) {
+        Ok(socket) => (ADDRESS, Some(socket)),
+        Err(error) if error.kind() == ErrorKind::AddrInUse => (ADDRESS, None),
+        Err(error) => panic!("no port for a name server: {error}"),
+    }
+}
+
+/// A name server that loses its packets makes a lookup take ten seconds.
+#[test]
+fn a_name_that_nobody_answers_for_leaves_time_for_the_next_host() {
+    let place = Place::mariadb();
+    let names = match Names::new(&place) {
+        Ok(names) => names,
+        Err(why) => return skipped(&why),
+    };
+    let (address, _socket) = silent_name_server();
+    names.ask(address);
+    let port = place.database().server().port();
+    let alone = place.database().url_of(&format!("db.test:{port}"));
+    let run = at(names.run(&place), &alone).args(["--connect-timeout", "2s"]);
+    run.args(["--", "true"])
+        .run()
+        .code(69)
+        .one_line(&[])
+        .took_at_least(CONTACT)
+        .took_at_most(generous(CONTACT));
+    let both = format!("db.test:{port},127.0.0.1:{port}");
+    let run = at(names.run(&place), &place.database().url_of(&both));
+    let run = run.args(["--connect-timeout", "2s", "--", "true"]).run();
+    run.code(0).quiet().took_at_most(generous(CONTACT));
 }
 
 // Rows that a promoted replica does not have.

@@ -26,7 +26,7 @@ fn generous(limit: Duration) -> Duration {
 
 // Everybody at once.
 
-/// Runs that are started at once, half of them under one key.
+/// Runs that are started at once.
 const STARTERS: usize = 100;
 
 /// Connections that the server has to give.
@@ -41,13 +41,13 @@ fn witness(files: &Path) -> String {
     )
 }
 
-/// Starts everybody, checks that each job ran whose dblock says so, alone and
-/// once, and returns the outputs.
+/// Starts this many at once, half of them under one key, checks that each job
+/// ran whose dblock says so, alone and once, and returns the outputs.
 #[track_caller]
-fn start_at_once(place: &Place<'_>, patience: &[&str]) -> Vec<Output> {
+fn start_at_once(place: &Place<'_>, count: usize, patience: &[&str]) -> Vec<Output> {
     let files = place.file("witness");
     fs::create_dir(&files).expect("a directory for the witnesses");
-    let calls: Vec<_> = (0..STARTERS)
+    let calls: Vec<_> = (0..count)
         .map(|number| {
             let own = format!("key-{number}");
             let key = if number % 2 == 0 { "shared" } else { &own };
@@ -72,8 +72,8 @@ fn start_at_once(place: &Place<'_>, patience: &[&str]) -> Vec<Output> {
 fn i2_who_waits_gets_a_connection_and_the_lock() {
     let server = Server::start_with(&[CONNECTIONS]);
     let place = Place::on(&server);
-    for output in start_at_once(&place, &["--wait", "60s"]) {
-        output.code(0);
+    for output in start_at_once(&place, STARTERS, &["--wait", "60s"]) {
+        output.code(0).quiet();
     }
 }
 
@@ -81,7 +81,7 @@ fn i2_who_waits_gets_a_connection_and_the_lock() {
 fn i2_who_does_not_wait_is_told_what_is_short() {
     let server = Server::start_with(&[CONNECTIONS]);
     let place = Place::on(&server);
-    for output in start_at_once(&place, &["--no-wait"]) {
+    for output in start_at_once(&place, STARTERS, &["--no-wait"]) {
         match status(&output) {
             0 => output.quiet(),
             75 => output.one_line(&["\"shared\" is held by "]),
@@ -89,6 +89,39 @@ fn i2_who_does_not_wait_is_told_what_is_short() {
             other => panic!("status {other}: {}", output.stderr),
         };
     }
+}
+
+#[test]
+fn i2_an_account_with_few_connections_waits_for_one() {
+    let place = Place::mariadb();
+    let (server, user) = (place.database().server(), place.database().user());
+    server.execute(&format!(
+        "ALTER USER {user}@'%' WITH MAX_USER_CONNECTIONS 3"
+    ));
+    for output in start_at_once(&place, 20, &["--wait", "60s"]) {
+        output.code(0).quiet();
+    }
+}
+
+/// A server blocks a host whose connections are cut too often, so there must
+/// not be many.
+#[test]
+fn i2_connections_that_are_cut_are_no_reason_to_hurry() {
+    let place = Place::mariadb();
+    let proxy = Proxy::start(place.database().server().port());
+    proxy.refuse();
+    let url = place.database().url_at(proxy.port());
+    for (patience, most) in [(&["--no-wait"][..], 1), (&["--wait", "60s"], 30)] {
+        let before = proxy.connections();
+        let run = place.run("k").env("DBLOCK_URL", &url).args(patience);
+        let run = run.args(["--", "true"]).run();
+        run.code(69)
+            .one_line(&[&format!("127.0.0.1:{}", proxy.port())])
+            .took_at_most(generous(Duration::from_secs(5)));
+        let made = proxy.connections() - before;
+        assert!((1..=most).contains(&made), "{made} connections");
+    }
+    place.assert_free("k");
 }
 
 /// Answers each connection with an error in place of a greeting, and counts.
