@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::Write as _;
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
@@ -14,8 +14,9 @@ use mysql::Conn;
 
 use crate::support::dblock::{Dblock, Output};
 use crate::support::outcome::status;
-use crate::support::place::Place;
+use crate::support::place::{Gate, Place};
 use crate::support::proxy::Proxy;
+use crate::support::running::Running;
 use crate::support::server::{Server, query_on};
 use crate::support::{PASSWORD_VARIABLE, wait};
 
@@ -29,66 +30,118 @@ fn generous(limit: Duration) -> Duration {
 /// Runs that are started at once.
 const STARTERS: usize = 100;
 
-/// Connections that the server has to give.
-const CONNECTIONS: &str = "--max-connections=20";
-
-/// Returns a job that notes that it ran, and if it was not alone under its key.
-fn witness(files: &Path) -> String {
-    format!(
-        "cd '{}' || exit 1; mkdir $DBLOCK_KEY || echo $DBLOCK_KEY >> overlaps; \
-         echo $DBLOCK_KEY $DBLOCK_TOKEN >> ran; rmdir $DBLOCK_KEY",
-        files.display()
-    )
+/// Runs that were started at once, half of them under one key. Their jobs keep
+/// their connections until the gate is opened.
+struct Crowd<'place> {
+    place: &'place Place<'place>,
+    files: PathBuf,
+    gate: Gate,
+    calls: Vec<Running>,
 }
 
-/// Starts this many at once, half of them under one key, checks that each job
-/// ran whose dblock says so, alone and once, and returns the outputs.
-#[track_caller]
-fn start_at_once(place: &Place<'_>, count: usize, patience: &[&str]) -> Vec<Output> {
-    let files = place.file("witness");
-    fs::create_dir(&files).expect("a directory for the witnesses");
-    let calls: Vec<_> = (0..count)
-        .map(|number| {
+impl<'place> Crowd<'place> {
+    #[track_caller]
+    fn start(place: &'place Place<'_>, count: usize, patience: &[&str]) -> Self {
+        let files = place.file("witness");
+        fs::create_dir(&files).expect("a directory for the witnesses");
+        let gate = place.gate();
+        let job = format!(
+            "cd '{}' || exit 1; mkdir $DBLOCK_KEY || echo $DBLOCK_KEY >> overlaps; {}; \
+             echo $DBLOCK_KEY $DBLOCK_TOKEN >> ran; rmdir $DBLOCK_KEY",
+            files.display(),
+            gate.wait()
+        );
+        let calls = (0..count).map(|number| {
             let own = format!("key-{number}");
             let key = if number % 2 == 0 { "shared" } else { &own };
-            place.run(key).args(patience).job(&witness(&files)).start()
-        })
-        .collect();
-    let outputs: Vec<_> = calls.into_iter().map(|call| call.wait()).collect();
+            place.run(key).args(patience).job(&job).start()
+        });
+        let calls = calls.collect();
+        Self {
+            place,
+            files,
+            gate,
+            calls,
+        }
+    }
 
-    let overlaps = fs::read_to_string(files.join("overlaps")).unwrap_or_default();
-    assert_eq!(overlaps, "", "jobs overlapped");
-    let ran = fs::read_to_string(files.join("ran")).unwrap_or_default();
-    let mut lines: Vec<_> = ran.lines().collect();
-    lines.sort_unstable();
-    lines.dedup();
-    let good = outputs.iter().filter(|output| status(output) == 0).count();
-    assert_eq!((lines.len(), ran.lines().count()), (good, good), "{ran}");
-    assert_eq!(place.query("SELECT lock_key FROM dblock_lock").len(), 0);
-    outputs
+    /// Waits until this many are left.
+    #[track_caller]
+    fn wait_until_left(&self, most: usize) {
+        wait::until("all others to end", || {
+            let alive = |call: &&Running| call.process().is_alive();
+            match self.calls.iter().filter(alive).count() {
+                left if left <= most => Ok(()),
+                left => Err(format!("{left} are left")),
+            }
+        });
+    }
+
+    /// Opens the gate, checks that each job ran whose dblock says so, alone
+    /// and once, and returns the outputs.
+    #[track_caller]
+    fn finish(self) -> Vec<Output> {
+        self.gate.open();
+        let outputs: Vec<_> = self.calls.into_iter().map(Running::wait).collect();
+        let read = |name: &str| fs::read_to_string(self.files.join(name)).unwrap_or_default();
+        assert_eq!(read("overlaps"), "", "jobs overlapped");
+        let ran = read("ran");
+        let mut lines: Vec<_> = ran.lines().collect();
+        lines.sort_unstable();
+        lines.dedup();
+        let good = outputs.iter().filter(|output| status(output) == 0).count();
+        assert_eq!((lines.len(), ran.lines().count()), (good, good), "{ran}");
+        let rows = self.place.query("SELECT lock_key FROM dblock_lock");
+        assert!(rows.is_empty(), "{rows:?}");
+        outputs
+    }
+}
+
+/// Waits until a counter of the server's has got this far.
+#[track_caller]
+fn wait_for_status(server: &Server, name: &str, least: u64) {
+    wait::until(name, || {
+        let rows = server.try_query(&format!("SHOW GLOBAL STATUS LIKE '{name}'"));
+        let rows = rows.map_err(|error| error.to_string())?;
+        let value: u64 = rows[0][1].parse().expect("a number");
+        if value >= least {
+            return Ok(());
+        }
+        Err(format!("{value}"))
+    });
 }
 
 #[test]
 fn i2_who_waits_gets_a_connection_and_the_lock() {
-    let server = Server::start_with(&[CONNECTIONS]);
+    let server = Server::start_with(&["--max-connections=20"]);
     let place = Place::on(&server);
-    for output in start_at_once(&place, STARTERS, &["--wait", "60s"]) {
+    let crowd = Crowd::start(&place, STARTERS, &["--wait", "60s"]);
+    // More than once for each of those who found no room.
+    wait_for_status(&server, "Connection_errors_max_connections", 200);
+    for output in crowd.finish() {
         output.code(0).quiet();
     }
 }
 
 #[test]
 fn i2_who_does_not_wait_is_told_what_is_short() {
-    let server = Server::start_with(&[CONNECTIONS]);
+    let server = Server::start_with(&["--max-connections=20"]);
     let place = Place::on(&server);
-    for output in start_at_once(&place, STARTERS, &["--no-wait"]) {
+    let crowd = Crowd::start(&place, STARTERS, &["--no-wait"]);
+    crowd.wait_until_left(20);
+    let mut refused = 0;
+    for output in crowd.finish() {
         match status(&output) {
             0 => output.quiet(),
             75 => output.one_line(&["\"shared\" is held by "]),
-            69 => output.one_line(&["Too many connections"]),
+            69 => {
+                refused += 1;
+                output.one_line(&["Too many connections"])
+            }
             other => panic!("status {other}: {}", output.stderr),
         };
     }
+    assert!(refused > 0, "there were connections for all");
 }
 
 #[test]
@@ -98,7 +151,16 @@ fn i2_an_account_with_few_connections_waits_for_one() {
     server.execute(&format!(
         "ALTER USER {user}@'%' WITH MAX_USER_CONNECTIONS 3"
     ));
-    for output in start_at_once(&place, 20, &["--wait", "60s"]) {
+    let crowd = Crowd::start(&place, 20, &["--wait", "60s"]);
+    // A holder or a waiter has each.
+    let used = format!("SELECT id FROM information_schema.processlist WHERE user = '{user}'");
+    wait::until("all connections to be in use", || {
+        match place.query(&used).len() {
+            3 => Ok(()),
+            other => Err(format!("{other} are")),
+        }
+    });
+    for output in crowd.finish() {
         output.code(0).quiet();
     }
 }
