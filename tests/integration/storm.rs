@@ -87,6 +87,10 @@ const LOOPS: usize = 8;
 /// Time between two deaths of the server.
 const DEATHS: Duration = Duration::from_secs(5);
 
+/// Shortest time, in seconds, for which a lease would keep the key shut that
+/// nobody knows of, and some air.
+const NO_LEASE_LEFT: u64 = 25;
+
 /// Longest pause between two calls of a loop, in which others come to it.
 const PAUSE_MS: u64 = 500;
 
@@ -109,10 +113,22 @@ struct Toll {
 fn witness(files: &Path, length_ms: u64) -> String {
     format!(
         "cd '{}' || exit 1; mkdir alone || echo $DBLOCK_TOKEN >> overlaps; \
-         echo begin $DBLOCK_TOKEN >> tokens; sleep 0.{length_ms}; \
+         echo begin $DBLOCK_TOKEN >> tokens; date +%s >> times; sleep 0.{length_ms}; \
          echo end $DBLOCK_TOKEN >> tokens; rmdir alone || echo $DBLOCK_TOKEN >> overlaps",
         files.display()
     )
+}
+
+/// Returns the longest time between the beginnings of two jobs, in seconds.
+#[track_caller]
+fn longest_pause(times: &Path) -> u64 {
+    let times = fs::read_to_string(times).expect("the jobs wrote");
+    let times: Vec<u64> = times
+        .lines()
+        .map(|line| line.parse().expect("a time"))
+        .collect();
+    let pauses = times.windows(2).map(|pair| pair[1].saturating_sub(pair[0]));
+    pauses.max().unwrap_or(0)
 }
 
 /// Calls dblock in turn until the moment comes, and counts what comes of it.
@@ -175,10 +191,17 @@ fn d2_a_server_that_is_killed_again_and_again() {
     let ran: usize = tolls.iter().map(|toll| toll.ran).sum();
     assert_eq!(grants, ran, "each job is a success; {tolls:?}");
     assert!(ran > deaths, "{ran} jobs and {deaths} deaths; {tolls:?}");
+    let longest = longest_pause(&files.join("times"));
+    assert!(
+        longest < NO_LEASE_LEFT,
+        "{longest} s without a job; {tolls:?}"
+    );
     place.assert_free("storm");
     if env::var_os("DBLOCK_TEST_SECONDS").is_some() {
         // Whoever runs it for long wants to know how much has happened.
-        let text = format!("{deaths} deaths of the server, {grants} grants: {tolls:?}");
+        let text = format!(
+            "{deaths} deaths of the server, {grants} grants, {longest} s without at most: {tolls:?}"
+        );
         writeln!(std::io::stderr(), "{text}").ok();
     }
 }
