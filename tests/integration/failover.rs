@@ -323,6 +323,24 @@ fn a_run_goes_on_through_the_second_host_when_the_first_falls_silent() {
     the_first_way_is_lost("10s", Proxy::hold);
 }
 
+/// The same for a release, which has the time of two calls.
+#[test]
+fn a_row_is_released_through_the_second_host_when_the_first_falls_silent() {
+    let place = Place::mariadb();
+    let port = place.database().server().port();
+    let ways = [Proxy::start(port), Proxy::start(port)];
+    let gate = place.gate();
+    let job = format!("echo $$; {}; exit 5", gate.wait());
+    let url = place.database().url_over(&ways.each_ref().map(Proxy::port));
+    let run = at(place.run("k"), &url).args(["--ttl", "30s"]);
+    let mut running = run.job(&job).start();
+    running.job();
+    ways[0].hold();
+    gate.open();
+    running.wait().code(5).quiet();
+    place.assert_free("k");
+}
+
 #[test]
 fn the_job_is_dead_before_the_lease_ends_when_every_host_dies() {
     let place = Place::mariadb();
