@@ -1,0 +1,105 @@
+//! Resident memory of a dblock that holds a lock and of one that waits.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use crate::report::{Goal, Report};
+use crate::support::place::Place;
+use crate::support::wait;
+
+/// How long nothing may have grown.
+const STEADY: Duration = Duration::from_secs(1);
+
+/// Measures on MariaDB: the driver and its TLS make it the larger of the two.
+pub(crate) fn measure(report: &mut Report) {
+    let place = Place::mariadb();
+    let mut holder = place.run("k").job("echo $$; exec sleep 600").start();
+    holder.job();
+    let waiter = place.run("k").arg("--wait").job("true").start();
+    for (word, running) in [("holding", &holder), ("waiting", &waiter)] {
+        let peaks = steady_peaks(running.pid());
+        let facts: Vec<_> = peaks
+            .iter()
+            .map(|(name, kib)| format!("{name} {:.1}", mebibytes(*kib)))
+            .collect();
+        report.row(
+            &format!("resident memory (VmHWM), {word}: dblock"),
+            Goal::Mebibytes(10.0),
+            &facts.join(", "),
+            mebibytes(peaks[0].1),
+        );
+        report.row(
+            &format!("resident memory, {word}: dblock, guard and spare, sum of VmHWM"),
+            Goal::Mebibytes(10.0),
+            "pages that they share are counted in each",
+            mebibytes(peaks.iter().map(|(_, kib)| kib).sum()),
+        );
+        report.row(
+            &format!("resident memory, {word}: dblock, guard and spare, sum of PSS"),
+            Goal::Mebibytes(10.0),
+            "a page that n processes share is counted as 1/n in each",
+            mebibytes(family(running.pid()).into_iter().map(proportional).sum()),
+        );
+    }
+}
+
+/// Returns name and peak (KiB) of dblock and its helpers, once there are all
+/// three and nothing grows any more.
+fn steady_peaks(pid: u32) -> Vec<(String, u64)> {
+    let look = || -> Vec<_> { family(pid).into_iter().filter_map(peak).collect() };
+    wait::until("memory to be steady", || {
+        let before = look();
+        thread::sleep(STEADY);
+        let after = look();
+        if before == after && after.len() == 3 {
+            Ok(after)
+        } else {
+            Err(format!("{before:?}, then {after:?}"))
+        }
+    })
+}
+
+/// Returns dblock and what it has forked of itself, without its job.
+fn family(dblock: u32) -> Vec<u32> {
+    let mut found = vec![dblock];
+    let mut next = 0;
+    while let Some(&parent) = found.get(next) {
+        let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+        let children = children.unwrap_or_default();
+        let own = children
+            .split_whitespace()
+            .filter_map(|pid| pid.parse().ok());
+        found.extend(own.filter(|&pid| field(pid, "status", "Name:").starts_with("dblock")));
+        next += 1;
+    }
+    found
+}
+
+fn peak(pid: u32) -> Option<(String, u64)> {
+    let kib = number(&field(pid, "status", "VmHWM:"))?;
+    Some((field(pid, "status", "Name:"), kib))
+}
+
+/// Returns the proportional set size in KiB.
+fn proportional(pid: u32) -> u64 {
+    number(&field(pid, "smaps_rollup", "Pss:")).unwrap_or_default()
+}
+
+/// Returns what stands behind a name in a file of the process.
+fn field(pid: u32, file: &str, name: &str) -> String {
+    let text = fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let mut lines = text.lines();
+    lines
+        .find_map(|line| line.strip_prefix(name))
+        .map_or(String::new(), |rest| rest.trim().to_owned())
+}
+
+fn number(text: &str) -> Option<u64> {
+    text.split(' ').next()?.parse().ok()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "memory of a small program")]
+fn mebibytes(kib: u64) -> f64 {
+    kib as f64 / 1024.0
+}
