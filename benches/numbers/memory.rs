@@ -12,36 +12,40 @@ use crate::support::wait;
 const STEADY: Duration = Duration::from_secs(1);
 
 /// Measures on MariaDB: the driver and its TLS make it the larger of the two.
+/// Only one dblock runs at a time, so that it shares its pages with no other.
 pub(crate) fn measure(report: &mut Report) {
     let place = Place::mariadb();
-    let mut holder = place.run("k").job("echo $$; exec sleep 600").start();
+    let mut holder = place.run("held").job("echo $$; exec sleep 600").start();
     holder.job();
-    let waiter = place.run("k").arg("--wait").job("true").start();
-    for (word, running) in [("holding", &holder), ("waiting", &waiter)] {
-        let peaks = steady_peaks(running.pid());
-        let facts: Vec<_> = peaks
-            .iter()
-            .map(|(name, kib)| format!("{name} {:.1}", mebibytes(*kib)))
-            .collect();
-        report.row(
-            &format!("resident memory (VmHWM), {word}: dblock"),
-            Goal::Mebibytes(10.0),
-            &facts.join(", "),
-            mebibytes(peaks[0].1),
-        );
-        report.row(
-            &format!("resident memory, {word}: dblock, guard and spare, sum of VmHWM"),
-            Goal::Mebibytes(10.0),
-            "pages that they share are counted in each",
-            mebibytes(peaks.iter().map(|(_, kib)| kib).sum()),
-        );
-        report.row(
-            &format!("resident memory, {word}: dblock, guard and spare, sum of PSS"),
-            Goal::Mebibytes(10.0),
-            "a page that n processes share is counted as 1/n in each",
-            mebibytes(family(running.pid()).into_iter().map(proportional).sum()),
-        );
-    }
+    rows(report, "holding", holder.pid());
+    drop(holder);
+
+    let acquire = ["acquire", "--key", "busy", "--ttl", "600"];
+    place.dblock().args(acquire).run().code(0);
+    let waiter = place.run("busy").arg("--wait").job("true").start();
+    rows(report, "waiting", waiter.pid());
+}
+
+fn rows(report: &mut Report, word: &str, pid: u32) {
+    let peaks = steady_peaks(pid);
+    let mut facts: Vec<_> = peaks
+        .iter()
+        .map(|(name, kib)| format!("{name} {:.1}", mebibytes(*kib)))
+        .collect();
+    let sum = peaks.iter().map(|(_, kib)| kib).sum();
+    facts.push(format!("sum {:.1}", mebibytes(sum)));
+    report.row(
+        &format!("memory of a {word} dblock: VmHWM"),
+        Goal::Mebibytes(10.0),
+        &facts.join(", "),
+        mebibytes(peaks[0].1),
+    );
+    report.row(
+        &format!("memory of a {word} dblock with guard and spare: PSS"),
+        Goal::Mebibytes(10.0),
+        "each page that they share is counted once",
+        mebibytes(family(pid).into_iter().map(proportional).sum()),
+    );
 }
 
 /// Returns name and peak (KiB) of dblock and its helpers, once there are all
@@ -81,7 +85,8 @@ fn peak(pid: u32) -> Option<(String, u64)> {
     Some((field(pid, "status", "Name:"), kib))
 }
 
-/// Returns the proportional set size in KiB.
+/// Returns the proportional set size in KiB: of a page that n processes share,
+/// one nth.
 fn proportional(pid: u32) -> u64 {
     number(&field(pid, "smaps_rollup", "Pss:")).unwrap_or_default()
 }
