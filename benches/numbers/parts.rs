@@ -54,7 +54,7 @@ fn start_true_guarded() {
         remove: Vec::new(),
         path: env::var_os("PATH"),
         inherited,
-        heir_of: nix::unistd::getpgrp(),
+        heir_of: Some(nix::unistd::getpgrp()),
     };
     let mut guard = Guard::fork(spec).expect("there is a process to be had");
     guard.confirm().expect("the guard comes to its post");
