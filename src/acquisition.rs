@@ -118,6 +118,8 @@ pub struct Acquisition {
     vanished: u32,
     /// Whether the store has answered at all.
     answered: bool,
+    /// Whether it has told who holds the key.
+    seen: bool,
     last_error: Option<StoreError>,
     holders: Vec<Holder>,
     former: Vec<Owner>,
@@ -182,6 +184,7 @@ impl Acquisition {
             failures: 0,
             vanished: 0,
             answered: false,
+            seen: false,
             last_error: None,
             holders: Vec::new(),
             former: Vec::new(),
@@ -282,9 +285,13 @@ impl Acquisition {
                 };
                 Step::Ask(Call::Release(grant, End::Dropped))
             }
-            Reply::Acquired(Ok(Acquired::Busy(holders))) | Reply::Looked(Ok(holders)) => {
+            Reply::Acquired(Ok(Acquired::Busy(holders))) => {
+                // Something on the way has sent the attempt twice.
+                let own = |owner: &Owner| holders.iter().any(|row| row.grant.owner == *owner);
+                self.former.extend(asked.filter(own));
                 self.busy(holders, now)
             }
+            Reply::Looked(Ok(holders)) => self.busy(holders, now),
             Reply::Acquired(Err(error)) => {
                 if error.outcome_unknown() {
                     self.former.extend(asked);
@@ -493,6 +500,7 @@ impl Acquisition {
 
     fn busy(&mut self, holders: Vec<Holder>, now: Tick) -> Step {
         self.answered = true;
+        self.seen = true;
         self.failures = 0;
         self.last_error = None;
         if self.ending.is_some() {
@@ -543,6 +551,7 @@ impl Acquisition {
 
     fn failed(&mut self, error: StoreError, now: Tick) -> Step {
         if self.ending.is_some() {
+            self.last_error.get_or_insert(error);
             let refusal = self.no_answer();
             return self.end(refusal, now);
         }
@@ -553,7 +562,8 @@ impl Acquisition {
         // for a first contact.
         let hopeless = match &error {
             StoreError::Unreachable(_) => self.wanted.patience == Patience::None && !self.answered,
-            StoreError::ReadOnly(_) => !self.answered,
+            // Who has seen it written to waits for the failover to end.
+            StoreError::ReadOnly(_) => !self.seen,
             other => !other.may_pass(),
         };
         if hopeless || self.deadline().is_some_and(|moment| now >= moment) {
@@ -1020,6 +1030,37 @@ mod tests {
         assert!(matches!(step, Step::Ask(Call::Forget(_, owners)) if owners == [first.owner]));
         let step = machine.answer(now, Reply::Forgot(Ok(())), now);
         assert!(matches!(step, Step::End(Refusal::Busy(_))));
+    }
+
+    #[test]
+    fn its_own_row_is_recognised() {
+        let (mut machine, first) = begin(Patience::None);
+        let own = Reply::Acquired(Ok(Acquired::Busy(vec![row(&first.owner, SECOND)])));
+        let second = request(machine.answer(at(0), own, at(5)));
+        assert_eq!(second.former, [first.owner]);
+    }
+
+    #[test]
+    fn read_only_is_final_unless_it_was_seen_to_be_otherwise() {
+        let read_only = || StoreError::ReadOnly("a replica".into());
+        let (mut machine, _) = begin(Patience::Forever);
+        let first = Reply::Acquired(Err(StoreError::Transient("the first host".into())));
+        assert!(matches!(machine.answer(at(0), first, at(1)), Step::Wait));
+        let now = machine.wake_at().expect("a moment");
+        request(machine.timer(now));
+        let step = machine.answer(now, Reply::Acquired(Err(read_only())), now);
+        assert!(matches!(
+            step,
+            Step::End(Refusal::Failed(StoreError::ReadOnly(_)))
+        ));
+
+        let (mut machine, _) = begin(Patience::Forever);
+        let step = machine.answer(at(0), busy(SECOND), at(0));
+        queueless(&mut machine, step, at(0));
+        let now = machine.wake_at().expect("a moment");
+        machine.timer(now);
+        let step = machine.answer(now, Reply::Looked(Err(read_only())), now);
+        assert!(matches!(step, Step::Wait), "a failover passes");
     }
 
     #[test]

@@ -330,14 +330,11 @@ impl Guard {
                 break;
             }
         }
-        // Its end of the socket is closed a moment before it is dead.
-        while matches!(tree::ask(self.pid, Question::Reap), Ok(None))
-            && Entry::of(self.pid).is_some_and(|guard| guard.parent == getpid())
-            && clock::now() < limit
-        {
-            poll(&mut [], PollTimeout::from(1u8)).ok();
-        }
-        if clock::now() >= limit {
+        // Its end of the socket is closed a moment before it is dead, and the
+        // spare ends behind it.
+        let ended = tree::await_end(self.pid, limit - clock::now());
+        tree::ask(self.pid, Question::Reap).ok();
+        if !ended {
             self.end_by_force();
             tree::ask(self.pid, Question::Reap).ok();
         }

@@ -679,7 +679,8 @@ impl Supervisor {
             }
             Err(error) => {
                 self.last_error = Some(error.to_string());
-                if error.may_pass() {
+                let failover = matches!(error, StoreError::ReadOnly(_));
+                if error.may_pass() || failover {
                     releasing.doubtful |= error.outcome_unknown();
                     releasing.retry_at = Some(now + self.line.retry_pause());
                 } else {

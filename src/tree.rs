@@ -9,13 +9,16 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{Pid, getpid};
 
+use crate::clock;
 use crate::supervise::Ended;
 
 /// A line of proc_pid_stat(5).
@@ -252,6 +255,31 @@ pub fn signal(entry: &Entry, number: i32) -> io::Result<()> {
     match send(&pinned, number) {
         Ok(()) | Err(Errno::ESRCH) => Ok(()),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Waits up to `limit` for the end of a process, and tells whether it has
+/// ended. One that is dead and not reaped counts, and so does one that is gone.
+pub fn await_end(pid: Pid, limit: Duration) -> bool {
+    let until = clock::now() + limit;
+    let Ok(pinned) = pin(pid) else {
+        // Gone, or a kernel before 5.3.
+        while Entry::of(pid).is_some_and(|entry| !entry.is_dead()) {
+            if clock::now() >= until {
+                return false;
+            }
+            poll(&mut [], PollTimeout::from(1u8)).ok();
+        }
+        return true;
+    };
+    loop {
+        let mut fds = [PollFd::new(pinned.as_fd(), PollFlags::POLLIN)];
+        let left = PollTimeout::try_from(until - clock::now()).unwrap_or(PollTimeout::MAX);
+        match poll(&mut fds, left) {
+            // A signal that comes meanwhile is heard of later.
+            Err(Errno::EINTR) => {}
+            other => return other.is_ok_and(|ready| ready > 0),
+        }
     }
 }
 

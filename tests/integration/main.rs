@@ -18,10 +18,14 @@
 mod support;
 
 mod adverse;
+mod clocks;
+mod endings;
 mod exit_codes;
+mod failover;
 mod generated;
 mod grant;
 mod guard;
+mod limits;
 mod loss;
 mod run;
 mod settings;
@@ -30,3 +34,4 @@ mod store_contract;
 mod storm;
 mod terminal;
 mod tree;
+mod unkillable;

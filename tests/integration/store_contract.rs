@@ -1661,3 +1661,42 @@ mod strange_rows {
         }
     }
 }
+
+/// The server draws the token before it has the row. Whoever is granted the
+/// key and releases it in between has a larger one.
+#[test]
+fn a_token_that_was_drawn_early_is_drawn_again() {
+    let bench = OnServer::ready(Server::shared());
+    acquire(bench.open().as_mut(), &request("another", long()));
+    let mut between = bench.database.server().connect().expect("a connection");
+    assert!(between.select_db(bench.database.name()).is_ok());
+    let mut run = |sql: &str| query_on(&mut between, sql).expect(sql);
+    let row = "lock_key='k', slot=0, owner_id='x', expire_at=0, acquired_at=0, ttl_ms=0, \
+               kind='run', host='', pid=0, user_name='', command=''";
+    // The row of somebody who releases it keeps the attempt waiting.
+    run(&format!("INSERT INTO dblock_lock SET {row}"));
+    for command in ["BEGIN", "DELETE FROM dblock_lock WHERE lock_key='k'"] {
+        run(command);
+    }
+    let grant = thread::scope(|scope| {
+        let attempt = scope.spawn(|| acquire(bench.open().as_mut(), &request("k", long())));
+        wait::until("the attempt to wait for the row", || {
+            let waiting = "SELECT COUNT(*) FROM information_schema.processlist \
+                           WHERE db=DATABASE() AND state='Update' AND time_ms>100";
+            match run(waiting)[0][0].as_str() {
+                "0" => Err("nobody waits".to_owned()),
+                _ => Ok(()),
+            }
+        });
+        run(&format!("INSERT INTO dblock_lock SET {row}"));
+        run("DELETE FROM dblock_lock WHERE lock_key='k'");
+        run("COMMIT");
+        attempt.join().expect("it is granted")
+    });
+    let between: u64 = run("SELECT LAST_INSERT_ID()")[0][0]
+        .parse()
+        .expect("a number");
+    assert!(grant.token > Token(between), "{grant:?} after {between}");
+    let row = only(rows(bench.open().as_mut(), "k"));
+    assert_eq!(row.grant, grant);
+}

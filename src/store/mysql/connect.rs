@@ -2,7 +2,8 @@
 //! over all of it.
 
 use std::collections::HashMap;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::mpsc;
 use std::thread;
@@ -14,6 +15,7 @@ use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::ReceiveTimeout;
 use nix::sys::time::TimeVal;
 
+use super::super::url::Host;
 use super::{Server, fault};
 use crate::clock;
 use crate::store::StoreError;
@@ -99,8 +101,10 @@ fn attempt(
     for turn in 0..count {
         let host = (first + turn) % count;
         let place = &server.hosts[host];
-        let addresses = match (place.name.as_str(), place.port).to_socket_addrs() {
-            Ok(addresses) => sorted(addresses),
+        let left = deadline - clock::now();
+        let share = left / u32::try_from(count - turn).unwrap_or(1);
+        let addresses = match look_up(place, share) {
+            Ok(addresses) => addresses,
             Err(error) => {
                 let name = &place.name;
                 last = StoreError::Unreachable(format!("cannot look up the host {name}: {error}"));
@@ -137,10 +141,30 @@ fn attempt(
     Err(last)
 }
 
+/// Looks a name up within `limit`, on a thread that may be left behind. The
+/// next host must have its time too.
+fn look_up(place: &Host, limit: Duration) -> io::Result<Vec<SocketAddr>> {
+    let (name, port) = (place.name.clone(), place.port);
+    if let Ok(address) = name.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(address, port)]);
+    }
+    let (sender, receiver) = mpsc::sync_channel(1);
+    thread::Builder::new()
+        .name("resolver".into())
+        .spawn(move || {
+            let found = (name.as_str(), port).to_socket_addrs().map(sorted);
+            // Nobody may be waiting any more.
+            sender.send(found).ok();
+        })?;
+    receiver
+        .recv_timeout(limit)
+        .unwrap_or_else(|_| Err(io::Error::other("no answer in time")))
+}
+
 /// IPv4 first: servers listen there more often, and a name like `localhost`
 /// has both.
-fn sorted(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
-    let mut addresses: Vec<_> = addresses.collect();
+fn sorted(addresses: impl IntoIterator<Item = SocketAddr>) -> Vec<SocketAddr> {
+    let mut addresses: Vec<_> = addresses.into_iter().collect();
     addresses.sort_by_key(SocketAddr::is_ipv6);
     addresses
 }

@@ -89,7 +89,7 @@ pub(super) struct Fault {
     /// the one to an earlier statement.
     pub(super) in_step: bool,
     /// Whether another host of the server may do better: this one answers, and
-    /// does not do its work.
+    /// does not do its work, or it has fallen silent.
     pub(super) other_host: bool,
 }
 
@@ -99,6 +99,19 @@ impl Fault {
             error,
             in_step: false,
             other_host: false,
+        }
+    }
+
+    fn interrupted(server: &Server, cause: &io::Error) -> Self {
+        let silent = is_timeout(cause);
+        let text = if silent {
+            format!("no answer from {server} in time")
+        } else {
+            format!("lost the connection to {server}: {cause}")
+        };
+        Self {
+            other_host: silent,
+            ..Self::lost(StoreError::Unavailable(text))
         }
     }
 }
@@ -134,15 +147,15 @@ pub(super) fn classify(error: &mysql::Error, server: &Server) -> Fault {
         mysql::Error::DriverError(DriverError::CouldNotConnect(Some((_, why, _)))) => Fault::lost(
             StoreError::Unavailable(format!("cannot reach {server}: {why}")),
         ),
-        mysql::Error::IoError(cause) => Fault::lost(interrupted(server, cause)),
-        mysql::Error::CodecError(codec) => Fault::lost(
+        mysql::Error::IoError(cause) => Fault::interrupted(server, cause),
+        mysql::Error::CodecError(codec) => {
             match codec.source().and_then(|cause| cause.downcast_ref()) {
-                Some(cause) => interrupted(server, cause),
-                None => {
-                    StoreError::Unavailable(format!("lost the connection to {server}: {codec}"))
-                }
-            },
-        ),
+                Some(cause) => Fault::interrupted(server, cause),
+                None => Fault::lost(StoreError::Unavailable(format!(
+                    "lost the connection to {server}: {codec}"
+                ))),
+            }
+        }
         other => Fault::lost(StoreError::Unavailable(format!(
             "lost the connection to {server}: {other}"
         ))),
@@ -185,14 +198,6 @@ pub(super) fn at_login(error: &mysql::Error, server: &Server) -> StoreError {
         StoreError::Unavailable(said) => StoreError::Unreachable(said),
         other => other,
     }
-}
-
-fn interrupted(server: &Server, cause: &io::Error) -> StoreError {
-    StoreError::Unavailable(if is_timeout(cause) {
-        format!("no answer from {server} in time")
-    } else {
-        format!("lost the connection to {server}: {cause}")
-    })
 }
 
 /// A socket's read that runs out of time answers EAGAIN (socket(7),

@@ -185,8 +185,10 @@ impl Store for MysqlStore {
         if !request.former.is_empty() {
             packet.push(sql::forget(&request.key, &request.former));
         }
+        packet.push(sql::forget_insert_id());
         let insert = packet.len();
-        packet.push(sql::acquire(request));
+        packet.push(sql::acquire(request, sql::Turn::First));
+        packet.push(sql::acquire(request, sql::Turn::Second));
         packet.push(sql::holders(Some(&request.key)));
         self.keeps_baton = self.queue && request.kind == Kind::Run && request.terms.slots == 1;
         if self.keeps_baton && !self.link.has_baton() {
@@ -208,10 +210,12 @@ impl Store for MysqlStore {
         // A grant is told by the token that the OK packet carries. The number
         // of affected rows would do only as long as nothing on the way sets
         // CLIENT_FOUND_ROWS, which makes a busy key report one row as well.
-        let token = exchange.answer(insert)?.last_insert_id;
+        let first = exchange.answer(insert)?.last_insert_id;
+        let second = exchange.answer(insert + 1)?.last_insert_id;
+        let token = if second == 0 { first } else { second };
         let rows = exchange
             .answers
-            .get(insert + 1)
+            .get(insert + 2)
             .map_or(Ok(Vec::new()), holders)?;
         if token == 0 {
             return Ok(Acquired::Busy(rows));

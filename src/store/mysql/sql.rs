@@ -77,11 +77,20 @@ fn is_free(terms: &Terms) -> String {
 /// leaves any other as it is. One statement that takes exclusive locks from the
 /// start: an INSERT followed by an UPDATE would deadlock with the DELETE of a
 /// release.
-pub(super) fn acquire(request: &Request) -> String {
+///
+/// The server draws the token before it has the row, so that somebody else may
+/// be granted the slot, with a larger token, and release it in between. So the
+/// statement is sent twice: the row is ours the second time, and if any number
+/// was drawn since the first, a new token is. Otherwise, as nearly always, the
+/// second changes nothing and costs no commit. What the first was granted is
+/// told by `LAST_INSERT_ID()`, after [`forget_insert_id`].
+pub(super) fn acquire(request: &Request, turn: Turn) -> String {
     let claimant = &request.claimant;
     let terms = &request.terms;
     let after = |length: Duration| format!("{NOW}+{}", to_millis(length));
-    let columns: [(&str, String); 15] = [
+    let own = owner(&request.owner);
+    let columns: [(&str, String); 16] = [
+        ("owner_id", own.clone()),
         ("acquired_at", "UTC_TIMESTAMP(3)".to_owned()),
         ("renewals", "0".to_owned()),
         ("ttl_ms", request.ttl.as_millis().to_string()),
@@ -98,24 +107,43 @@ pub(super) fn acquire(request: &Request) -> String {
         ("done_until", after(terms.once_per.unwrap_or_default())),
         ("expire_at", after(request.ttl.get())),
     ];
-    // Assignments see the values that stand to their left. The owner id is new
-    // for each attempt, so once it stands in the row, the row is taken over.
-    let own = owner(&request.owner);
-    let free = is_free(terms);
-    let mut names = String::from("lock_key,slot,owner_id");
-    let mut values = format!("{},{},{own}", text(request.key.as_str()), request.slot);
-    let mut updates = format!(
-        "token=IF({free},LAST_INSERT_ID(VALUES(token)),token),owner_id=IF({free},{own},owner_id)"
-    );
+    let mut taken = is_free(terms);
+    if turn == Turn::Second {
+        append(
+            &mut taken,
+            format_args!(
+                " OR (token=LAST_INSERT_ID() AND owner_id={own} AND VALUES(token)<>token+1)"
+            ),
+        );
+    }
+    let mut names = String::from("lock_key,slot");
+    let mut values = format!("{},{}", text(request.key.as_str()), request.slot);
+    let mut updates = format!("token=IF({taken},LAST_INSERT_ID(VALUES(token)),token)");
     for (name, value) in &columns {
         append(&mut names, format_args!(",{name}"));
         append(&mut values, format_args!(",{value}"));
+        // Assignments see the values that stand to their left. The number that
+        // was drawn is nobody else's: where it stands, the row is taken.
         append(
             &mut updates,
-            format_args!(",{name}=IF(owner_id={own},{value},{name})"),
+            format_args!(",{name}=IF(token=VALUES(token),{value},{name})"),
         );
     }
     format!("INSERT INTO dblock_lock ({names}) VALUES ({values}) ON DUPLICATE KEY UPDATE {updates}")
+}
+
+/// Makes the session forget the last token that it was granted.
+pub(super) fn forget_insert_id() -> String {
+    "DO LAST_INSERT_ID(0)".to_owned()
+}
+
+/// Which of the two times [`acquire`] is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Takes the slot.
+    First,
+    /// Takes it too if it has become free, and sees to the token.
+    Second,
 }
 
 /// Extends the lease. It always changes `renewals`, so that a row which is
@@ -409,7 +437,7 @@ mod tests {
 
     /// Assignments see the values that stand to their left.
     #[test]
-    fn what_the_condition_reads_is_assigned_after_the_owner() {
+    fn what_the_condition_reads_is_assigned_after_the_token() {
         let request = Request {
             key: Key::new("it's").expect("a key"),
             slot: 3,
@@ -423,14 +451,15 @@ mod tests {
             kind: crate::lock::Kind::Run,
             claimant: crate::lock::Claimant::default(),
         };
-        let statement = acquire(&request);
-        let update = statement.split("UPDATE ").nth(1).expect("an update part");
-        let (first, rest) = update.split_once(",acquired_at=").expect("both parts");
-        assert!(first.starts_with("token=IF(expire_at<="), "{update}");
-        assert!(first.contains(",owner_id=IF(expire_at<="), "{update}");
-        for read in ["expire_at<=", "keep_until<=", "done_until<=", "state<>"] {
-            assert!(first.contains(read) && !rest.contains(read), "{update}");
+        for turn in [Turn::First, Turn::Second] {
+            let statement = acquire(&request, turn);
+            let update = statement.split("UPDATE ").nth(1).expect("an update part");
+            let (first, rest) = update.split_once(",owner_id=").expect("both parts");
+            assert!(first.starts_with("token=IF("), "{update}");
+            for read in ["expire_at<=", "keep_until<=", "done_until<=", "state<>"] {
+                assert!(first.contains(read) && !rest.contains(read), "{update}");
+            }
+            assert!(!statement.contains("it's"), "keys are hexadecimal");
         }
-        assert!(!statement.contains("it's"), "keys are hexadecimal");
     }
 }

@@ -10,6 +10,25 @@ use super::{PASSWORD, PASSWORD_VARIABLE};
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
+/// The columns of the table of locks.
+const COLUMNS: [&str; 15] = [
+    "lock_key",
+    "slot",
+    "owner_id",
+    "token",
+    "expire_at",
+    "acquired_at",
+    "renewals",
+    "ttl_ms",
+    "slots",
+    "kind",
+    "host",
+    "pid",
+    "user_name",
+    "command",
+    "note",
+];
+
 /// A database with the tables, and a user with a password and the least
 /// rights. Both are dropped at the end.
 #[derive(Debug)]
@@ -32,7 +51,34 @@ impl<'server> Database<'server> {
     #[track_caller]
     pub(crate) fn without_tables(server: &'server Server) -> Self {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let (name, user) = (format!("locks_{number}"), format!("user_{number}"));
+        Self::named(server, format!("locks_{number}"), format!("user_{number}"))
+    }
+
+    /// Creates a database with the same name, user and tables on another
+    /// server, as on another host of the same cluster. It has no rows.
+    #[track_caller]
+    pub(crate) fn twin<'other>(&self, server: &'other Server) -> Database<'other> {
+        let twin = Database::named(server, self.name.clone(), self.user.clone());
+        twin.init();
+        twin
+    }
+
+    /// Copies the rows of the table of locks to a twin, as replication does.
+    #[track_caller]
+    pub(crate) fn replicate(&self, twin: &Database<'_>) {
+        let values = COLUMNS.map(|column| format!("QUOTE({column})")).join(", ");
+        let rows = self.query(&format!("SELECT {values} FROM dblock_lock"));
+        for row in rows {
+            twin.query(&format!(
+                "REPLACE INTO dblock_lock ({}) VALUES ({})",
+                COLUMNS.join(", "),
+                row.join(", ")
+            ));
+        }
+    }
+
+    #[track_caller]
+    fn named(server: &'server Server, name: String, user: String) -> Self {
         server.execute(&format!("CREATE DATABASE {name}"));
         server.execute(&format!(
             "CREATE USER {user}@'%' IDENTIFIED BY '{PASSWORD}'"
@@ -46,11 +92,8 @@ impl<'server> Database<'server> {
     /// Creates the tables by `dblock init`, with an administrator's rights.
     #[track_caller]
     pub(crate) fn init(&self) {
-        let url = format!(
-            "mysql://admin@127.0.0.1:{}/{}",
-            self.server.port(),
-            self.name
-        );
+        let (address, port) = (self.server.address(), self.server.port());
+        let url = format!("mysql://admin@{address}:{port}/{}", self.name);
         Dblock::unconfigured()
             .env("DBLOCK_URL", url)
             .env(PASSWORD_VARIABLE, PASSWORD)
@@ -76,12 +119,24 @@ impl<'server> Database<'server> {
 
     /// Returns the URL for the user with the least rights.
     pub(crate) fn url(&self) -> String {
-        self.url_at(self.server.port())
+        let (address, port) = (self.server.address(), self.server.port());
+        self.url_of(&format!("{address}:{port}"))
     }
 
     /// Returns the URL with another port, that of a proxy.
     pub(crate) fn url_at(&self, port: u16) -> String {
-        format!("mysql://{}@127.0.0.1:{port}/{}", self.user, self.name)
+        self.url_of(&format!("127.0.0.1:{port}"))
+    }
+
+    /// Returns the URL with other hosts, as they stand in it.
+    pub(crate) fn url_of(&self, hosts: &str) -> String {
+        format!("mysql://{}@{hosts}/{}", self.user, self.name)
+    }
+
+    /// Returns the URL with several ports, in this order.
+    pub(crate) fn url_over(&self, ports: &[u16]) -> String {
+        let hosts: Vec<_> = ports.iter().map(|p| format!("127.0.0.1:{p}")).collect();
+        self.url_of(&hosts.join(","))
     }
 
     /// Connects to this database as the administrator.

@@ -3,7 +3,9 @@
 
 pub(crate) mod database;
 pub(crate) mod dblock;
+pub(crate) mod faketime;
 pub(crate) mod family;
+pub(crate) mod frozen;
 pub(crate) mod janitor;
 pub(crate) mod jobs;
 pub(crate) mod outcome;

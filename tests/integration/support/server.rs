@@ -12,14 +12,18 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use mysql::prelude::Queryable as _;
 use mysql::{Conn, OptsBuilder, Value};
 
+use super::faketime::FalseClock;
 use super::{PASSWORD, janitor, wait};
 
 /// Makes the data directory, starts the server, then obeys `start` and `kill`.
+/// The arguments behind the fifth are flags of the server's; of two that
+/// contradict each other it obeys the last.
 ///
 /// The server keeps every promise that dblock relies on (a commit is on the
 /// disk), and is otherwise as small as it can be.
 const SERVE: &str = r#"
 temp=$1 port=$2 install=$3 mariadbd=$4 user=$5
+shift 5
 data=$(mktemp -d "$temp/dblock-server-XXXXXX") || exit 1
 echo "$data"
 run() {
@@ -28,7 +32,7 @@ run() {
         --bind-address=127.0.0.1 --skip-name-resolve --skip-log-bin --max-connections=500 \
         --innodb-flush-log-at-trx-commit=1 --innodb-buffer-pool-size=16M \
         --innodb-log-file-size=8M --performance-schema=OFF --key-buffer-size=1M \
-        --aria-pagecache-buffer-size=1M </dev/null >>"$data/log" 2>&1 &
+        --aria-pagecache-buffer-size=1M "$@" </dev/null >>"$data/log" 2>&1 &
     server=$!
     echo "$server"
 }
@@ -40,14 +44,14 @@ if "$install" --no-defaults $user --datadir="$data/data" --tmpdir="$data" \
     --auth-root-authentication-method=normal --skip-test-db \
     --innodb-log-file-size=8M </dev/null >>"$data/log" 2>&1
 then
-    run
+    run "$@"
 else
     echo failed
 fi
 while read -r order; do
     case $order in
         kill) stop; echo killed ;;
-        start) run ;;
+        start) run "$@" ;;
     esac
 done
 stop
@@ -60,6 +64,7 @@ pub(crate) type Rows = Vec<Vec<String>>;
 /// A running MariaDB.
 #[derive(Debug)]
 pub(crate) struct Server {
+    address: String,
     port: u16,
     place: PathBuf,
     janitor: Mutex<Janitor>,
@@ -87,7 +92,7 @@ impl Janitor {
     }
 }
 
-static SHARED: LazyLock<Result<Server, String>> = LazyLock::new(Server::try_start);
+static SHARED: LazyLock<Result<Server, String>> = LazyLock::new(|| Server::try_start(&[]));
 
 impl Server {
     /// Returns the server that all tests share, and starts it for the first.
@@ -101,15 +106,36 @@ impl Server {
     /// Starts a server of the test's own, for a test that kills it.
     #[track_caller]
     pub(crate) fn start() -> Self {
-        Self::try_start().unwrap_or_else(|problem| panic!("{problem}"))
+        Self::start_with(&[])
     }
 
-    fn try_start() -> Result<Self, String> {
+    /// Starts a server of the test's own with flags, such as `--read-only`,
+    /// which it also has when it is started again.
+    #[track_caller]
+    pub(crate) fn start_with(flags: &[&str]) -> Self {
+        Self::try_start(flags).unwrap_or_else(|problem| panic!("{problem}"))
+    }
+
+    /// Starts a server of the test's own whose clock the test sets, in a time
+    /// zone.
+    #[track_caller]
+    pub(crate) fn start_under(clock: &FalseClock, zone: &str) -> Self {
+        let mariadbd = mariadbd().map(|program| clock.wrap(&program, zone));
+        mariadbd
+            .and_then(|mariadbd| Self::try_start_program(&mariadbd, &[]))
+            .unwrap_or_else(|problem| panic!("{problem}"))
+    }
+
+    fn try_start(flags: &[&str]) -> Result<Self, String> {
+        Self::try_start_program(&mariadbd()?, flags)
+    }
+
+    fn try_start_program(mariadbd: &Path, flags: &[&str]) -> Result<Self, String> {
         let mut problem = String::new();
         // The free port may be taken by another program before the server
         // gets to it.
         for _ in 0..3 {
-            match Self::try_start_once() {
+            match Self::try_start_once(mariadbd, flags) {
                 Ok(server) => return Ok(server),
                 Err(text) => problem = text,
             }
@@ -117,25 +143,21 @@ impl Server {
         Err(problem)
     }
 
-    fn try_start_once() -> Result<Self, String> {
-        let mariadbd = program(&["mariadbd", "mysqld"])?;
+    fn try_start_once(mariadbd: &Path, flags: &[&str]) -> Result<Self, String> {
         let install = program(&["mariadb-install-db", "mysql_install_db"])?;
-        let port = free_port();
+        let port = match value(flags, "--port=") {
+            Some(port) => port.parse().expect("--port is a number"),
+            None => free_port(),
+        };
+        let address = value(flags, "--bind-address=").unwrap_or("127.0.0.1");
         let user = if nix::unistd::geteuid().is_root() {
             "--user=root"
         } else {
             ""
         };
-        let mut shell = janitor::start(
-            SERVE,
-            &[
-                text(&env::temp_dir()),
-                &port.to_string(),
-                text(&install),
-                text(&mariadbd),
-                user,
-            ],
-        );
+        let (temp, number) = (env::temp_dir(), port.to_string());
+        let own = [text(&temp), &number, text(&install), text(mariadbd), user];
+        let mut shell = janitor::start(SERVE, &[&own, flags].concat());
         let stdout = shell.stdout.take().expect("stdout is a pipe");
         let mut janitor = Janitor {
             shell,
@@ -144,6 +166,7 @@ impl Server {
         let place = PathBuf::from(janitor.answer());
         let pid = janitor.answer();
         let server = Self {
+            address: address.to_owned(),
             port,
             place,
             janitor: Mutex::new(janitor),
@@ -165,7 +188,16 @@ impl Server {
         })
     }
 
-    /// Returns the TCP port on the loopback address.
+    /// Returns the address that the server listens on, as it stands in a URL.
+    pub(crate) fn address(&self) -> String {
+        if self.address.contains(':') {
+            format!("[{}]", self.address)
+        } else {
+            self.address.clone()
+        }
+    }
+
+    /// Returns the TCP port on this address.
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
@@ -238,6 +270,11 @@ fn show(value: Value) -> String {
     }
 }
 
+/// Returns what a flag says, if it is given.
+fn value<'a>(flags: &[&'a str], name: &str) -> Option<&'a str> {
+    flags.iter().find_map(|flag| flag.strip_prefix(name))
+}
+
 fn text(path: &Path) -> &str {
     path.to_str().expect("the path is UTF-8")
 }
@@ -246,6 +283,10 @@ fn text(path: &Path) -> &str {
 pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
     listener.local_addr().expect("it has an address").port()
+}
+
+fn mariadbd() -> Result<PathBuf, String> {
+    program(&["mariadbd", "mysqld"])
 }
 
 /// Finds the first of the programs that is installed, also where only root
