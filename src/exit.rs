@@ -81,7 +81,7 @@ pub const TABLE: &[Row] = &[
     row(
         Status::Busy,
         75,
-        "busy: somebody else holds the key (--busy-exit changes the number)",
+        "busy: somebody else holds the key, it is blocked or kept closed, or it has been done already with --once-per (--busy-exit changes the number)",
     ),
     row(
         Status::Lost,
@@ -91,12 +91,12 @@ pub const TABLE: &[Row] = &[
     row(
         Status::NotHeld,
         77,
-        "renew, release, check, force-release: not held by that owner, or less than --min-left is left; status: a named key is free",
+        "renew, release, check, force-release: not held by that owner, or less than --min-left is left; status: a named key is free; unblock: the key was not blocked",
     ),
     row(
         Status::Config,
         78,
-        "configuration: no store is configured, a variable or file makes no sense, tables are missing or wrong, access is denied, the server is read-only",
+        "configuration: no store is configured, a variable or file makes no sense, tables are missing or wrong, access is denied, the server is read-only, or others use the key with another number of slots",
     ),
     row(Status::Timeout, 124, "--timeout ended the job"),
     row(Status::NotExecutable, 126, "the command cannot be executed"),
