@@ -394,7 +394,11 @@ pub fn status_table(rows: &[Holder], free: &[Key], waiters: &[Waiter]) -> String
         let mut cells = vec![
             state(row.state).to_owned(),
             cut(row.grant.key.as_str(), CELL_MAX.0),
-            plain(&format!("{}@{}:{}", who.user, who.host, who.pid)),
+            plain(&match row.kind {
+                Kind::Run => format!("{}@{}:{}", who.user, who.host, who.pid),
+                // The process that did it has ended long ago.
+                Kind::Acquire | Kind::Block => format!("{}@{}", who.user, who.host),
+            }),
             since(row),
             if has_no_end(row) {
                 "no end".to_owned()
