@@ -19,11 +19,13 @@ mod support;
 
 mod adverse;
 mod exit_codes;
+mod faults;
 mod generated;
 mod grant;
 mod guard;
 mod loss;
 mod run;
+mod sessions;
 mod settings;
 mod signals;
 mod store_contract;
