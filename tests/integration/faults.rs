@@ -1,10 +1,11 @@
-//! What dblock does on a bad day: every fault of a network or a server, at
-//! every phase of a run, and how the run ends.
+//! What dblock does on a bad day: each fault of a network or a server, in each
+//! phase of a run, and how the run ends.
 //!
-//! [`TABLE`] says what is expected. One test makes each of its rows happen,
-//! another one holds `docs/faults.md` to it; `BLESS=1 tests/run faults` writes
+//! [`SECTIONS`] says what is expected. One test makes all of it happen, another
+//! one holds `docs/faults.md` to it; `BLESS=1 tests/run faults` writes
 //! that document anew.
 
+use std::env;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -18,13 +19,14 @@ use dblock::clock::{self, Tick};
 use crate::support::jobs;
 use crate::support::middleman::{Act, Behind, Middleman, Stage, Times};
 use crate::support::outcome;
-use crate::support::place::Place;
+use crate::support::place::{Place, Row};
 use crate::support::wait;
 use crate::support::wire::ServerError;
 
+mod document;
 mod table;
 
-use table::{Row, TABLE};
+use table::SECTIONS;
 
 /// The lease of every run. What follows from it: a renewal after 2 s, a limit
 /// of 1.8 s for each call, TERM for the job when no renewal has worked for
@@ -34,10 +36,13 @@ const TTL: Duration = Duration::from_secs(6);
 /// The limit for a first contact, in place of the default of 5 s.
 const CONNECT: Duration = Duration::from_secs(3);
 
+/// How long those wait who wait.
+const WAIT: Duration = Duration::from_secs(8);
+
 /// How much later something may happen on a machine that has more to do.
 const SLACK: Duration = Duration::from_secs(3);
 
-/// Rows that are tried at a time. Nearly all of the time is waiting.
+/// Cells that are tried at a time. Nearly all of the time is waiting.
 const AT_A_TIME: usize = 24;
 
 /// What the job ends with if nobody ends it.
@@ -65,10 +70,56 @@ enum Phase {
     Connect,
     /// Connecting, with `--wait`.
     Patient,
-    Acquire,
+    /// Between the grant and the first renewal.
     Idle,
+    /// Between the grant and the end of a job that ends before a renewal.
+    ShortIdle,
+    Acquire,
     Renew,
     Release,
+}
+
+impl Phase {
+    /// Returns how long the job lives: just long enough to see it, or until
+    /// what goes wrong has had its consequences.
+    fn job(self) -> Duration {
+        match self {
+            Self::Idle | Self::Renew => Duration::from_secs(5),
+            Self::ShortIdle => Duration::from_secs(1),
+            _ => Duration::from_millis(300),
+        }
+    }
+
+    fn is_idle(self) -> bool {
+        matches!(self, Self::Idle | Self::ShortIdle)
+    }
+
+    fn is_connecting(self) -> bool {
+        matches!(self, Self::Connect | Self::Patient)
+    }
+
+    /// Returns the command whose packet is hit.
+    fn stage(self) -> Stage {
+        match self {
+            Self::Connect | Self::Patient => Stage::Greeting,
+            Self::Acquire => Stage::Acquire,
+            Self::Renew => Stage::Renew,
+            Self::Release => Stage::Release,
+            Self::Idle | Self::ShortIdle => Stage::Other,
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Self::Connect => "without `--wait`",
+            Self::Patient => "with `--wait 8s`",
+            Self::Idle => "a renewal comes next",
+            Self::ShortIdle => "the release comes next",
+            Self::Acquire => "acquire",
+            Self::Renew => "renew",
+            Self::Release => "release",
+        }
+    }
 }
 
 /// What became of the key's row.
@@ -85,11 +136,15 @@ enum Left {
 enum When {
     /// Without waiting for anything but the job.
     AtOnce,
-    /// When a call had no answer within its limit, and the next one had.
+    /// After the wait for one answer that does not come in time.
     OneCall,
-    /// When the limit for a first contact is over.
+    /// When a server is back that was away for a second.
+    Back,
+    /// When the limit for a first contact is over, at the latest.
     Contact,
-    /// When it has tried to release for two calls' limits.
+    /// When the time of `--wait` is over.
+    Patience,
+    /// When it has tried to release for the limits of two calls.
     TwoCalls,
     /// When the job had to be stopped, so that it is dead before the lease
     /// ends.
@@ -106,26 +161,46 @@ struct End {
     when: When,
 }
 
-impl Phase {
-    const ALL: [Self; 6] = [
-        Self::Connect,
-        Self::Patient,
-        Self::Acquire,
-        Self::Idle,
-        Self::Renew,
-        Self::Release,
-    ];
+/// A fault, and how a run ends that it happens to in each phase of a section.
+#[derive(Clone, Copy, Debug)]
+struct Fault {
+    /// Where it happens, if the phase does not tell.
+    stage: Option<Stage>,
+    /// What happens, in words.
+    what: &'static str,
+    act: Act,
+    times: Times,
+    ends: &'static [End],
+}
 
-    /// How long the job of a row lives: just long enough to see it, or until
-    /// what goes wrong has had its consequences.
-    fn job(self) -> Duration {
-        match self {
-            Self::Connect | Self::Patient | Self::Acquire | Self::Release => {
-                Duration::from_millis(300)
+/// A table of the document.
+#[derive(Clone, Copy, Debug)]
+struct Section {
+    title: &'static str,
+    about: &'static str,
+    phases: &'static [Phase],
+    faults: &'static [Fault],
+}
+
+/// One cell of a table.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    phase: Phase,
+    fault: &'static Fault,
+    end: End,
+}
+
+fn cells() -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for section in SECTIONS {
+        for fault in section.faults {
+            assert_eq!(fault.ends.len(), section.phases.len(), "{}", fault.what);
+            for (&phase, &end) in section.phases.iter().zip(fault.ends) {
+                cells.push(Cell { phase, fault, end });
             }
-            Self::Idle | Self::Renew => Duration::from_secs(5),
         }
     }
+    cells
 }
 
 /// What was seen of one run.
@@ -162,8 +237,8 @@ impl Witness {
     }
 }
 
-/// Makes one row happen.
-fn happen(place: &Place<'_>, key: &str, row: &Row) -> Seen {
+/// Makes one cell happen.
+fn happen(place: &Place<'_>, key: &str, cell: &Cell) -> Seen {
     let server = place.database().server();
     let proxy = Middleman::start(Behind::Server(server.port()));
     let witness = place.file(&format!("witness-{key}"));
@@ -171,25 +246,25 @@ fn happen(place: &Place<'_>, key: &str, row: &Row) -> Seen {
         JOB,
         &[
             witness.to_str().expect("the path is UTF-8"),
-            &row.phase.job().as_millis().to_string(),
+            &cell.phase.job().as_millis().to_string(),
         ],
     );
-    prepare(&proxy, row);
+    prepare(&proxy, cell);
     let mut run = place
         .run(key)
         .env("DBLOCK_URL", place.database().url_at(proxy.port()))
         .args(["--ttl", "6s", "--connect-timeout", "3s"]);
-    if row.phase == Phase::Patient {
-        run = run.args(["--wait", "20s"]);
+    if cell.phase == Phase::Patient {
+        run = run.args(["--wait", "8s"]);
     }
     let running = run.job(&format!("exec {job}")).start();
-    if row.phase == Phase::Idle {
+    if cell.phase.is_idle() {
         let owner = wait::until("the job to start", || {
             let mut owners = Witness::read(&witness).owners;
             owners.pop().ok_or_else(|| running.facts())
         });
         assert_eq!(place.row(key).owner, owner, "the job's lease");
-        proxy.strike(row.act);
+        proxy.strike(cell.fault.act);
     }
     let output = running.wait();
     let now = clock::now();
@@ -200,11 +275,12 @@ fn happen(place: &Place<'_>, key: &str, row: &Row) -> Seen {
     let witness = Witness::read(&witness);
     let status = outcome::status(&output);
     let facts = format!(
-        "{row:?}\n{output:?}\n{rows:?}\n{witness:?}\n{:?}",
+        "{cell:?}\n{output:?}\n{rows:?}\n{witness:?}\n{:?}",
         proxy.sent()
     );
 
     assert_sound(&proxy, &witness, status, &facts);
+    assert_told(&output.stderr, status, &rows, cell, &facts);
     let left = match rows.as_slice() {
         [] => Left::Nothing,
         [one] => {
@@ -219,8 +295,12 @@ fn happen(place: &Place<'_>, key: &str, row: &Row) -> Seen {
         }
         more => panic!("{} rows: {facts}", more.len()),
     };
+    // Whatever was left, the next one gets the key.
+    let next = place.run(key).args(["--wait", "15s"]).job("exit 0");
+    next.run().code(0);
+    place.assert_free(key);
     let own_time = if status == STATUS {
-        row.phase.job()
+        cell.phase.job()
     } else {
         Duration::ZERO
     };
@@ -230,19 +310,22 @@ fn happen(place: &Place<'_>, key: &str, row: &Row) -> Seen {
             starts: witness.owners.len(),
             status,
             left,
-            when: row.end.when,
+            when: cell.end.when,
         },
         took,
         facts,
     }
 }
 
-/// Has the proxy do what the row says.
-fn prepare(proxy: &Middleman, row: &Row) {
-    match (row.phase, row.act) {
-        (Phase::Idle, _) => {}
-        (Phase::Connect | Phase::Patient, Act::Down(length)) => proxy.down(length),
-        _ => proxy.order(row.stage, row.act, row.times),
+/// Has the proxy do what the cell says.
+fn prepare(proxy: &Middleman, cell: &Cell) {
+    let Fault {
+        stage, act, times, ..
+    } = *cell.fault;
+    match act {
+        _ if cell.phase.is_idle() => {}
+        Act::Down(length) if cell.phase.is_connecting() => proxy.down(length),
+        _ => proxy.order(stage.unwrap_or(cell.phase.stage()), act, times),
     }
 }
 
@@ -266,49 +349,87 @@ fn assert_sound(proxy: &Middleman, witness: &Witness, status: i32, facts: &str) 
     }
 }
 
+/// Checks that dblock says what a person has to know, and nothing of a fault
+/// that it has got over in time.
+fn assert_told(said: &str, status: i32, rows: &[Row], cell: &Cell, facts: &str) {
+    let ours = said.lines().all(|line| line.starts_with("dblock: "));
+    assert!(ours, "a line of another kind: {facts}");
+    if status != STATUS {
+        assert_ne!(said, "", "no word of the reason: {facts}");
+    }
+    if status == STATUS
+        && rows.is_empty()
+        && cell.fault.times == Times::Once
+        && !matches!(cell.fault.act, Act::Down(_) | Act::DownAfter(_))
+    {
+        assert_eq!(said, "", "a word of what is over: {facts}");
+    }
+}
+
 /// Tells whether it took as long as the table says.
 fn is_in_time(seen: &Seen) -> bool {
     let call = TTL * 3 / 10;
+    let last_word = Duration::from_secs(1);
     let (least, most) = match seen.end.when {
         When::AtOnce => (Duration::ZERO, Duration::ZERO),
         When::OneCall => (call, call),
-        When::Contact => (CONNECT, CONNECT + Duration::from_secs(1)),
+        When::Back => (Duration::ZERO, last_word),
+        When::Contact => (call, CONNECT + last_word),
+        When::Patience => (WAIT, WAIT + last_word),
         When::TwoCalls => (2 * call, 2 * call),
         When::Lease => (TTL * 7 / 10, TTL),
     };
-    // Timers of sockets may fire a tick early.
-    let early = Duration::from_millis(50);
+    // The tick of a timer, and what the job itself took longer.
+    let early = Duration::from_millis(100);
     seen.took + early >= least && seen.took <= most + SLACK
+}
+
+#[test]
+fn the_document_says_what_the_table_says() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/faults.md");
+    let text = document::text();
+    if env::var_os("BLESS").is_some() {
+        fs::create_dir_all(path.parent().expect("it is in a folder")).expect("the folder");
+        fs::write(&path, text).expect("the file can be written");
+        return;
+    }
+    let committed = fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        committed == text,
+        "{} is not what the table says; write it anew with BLESS=1 tests/run faults",
+        path.display()
+    );
 }
 
 #[test]
 fn each_fault_ends_as_the_table_says() {
     let place = Place::mariadb();
+    let cells = cells();
     let next = AtomicUsize::new(0);
-    let wrong = Mutex::new(String::new());
+    let wrong = Mutex::new(Vec::new());
     thread::scope(|scope| {
         for _ in 0..AT_A_TIME {
             scope.spawn(|| {
-                while let Some(row) = TABLE.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let at = TABLE.iter().position(|one| std::ptr::eq(one, row));
-                    let key = format!("fault-{}", at.expect("it is in the table"));
-                    let seen = happen(&place, &key, row);
-                    if std::env::var_os("EXPLORE").is_some()
-                        || seen.end != row.end
-                        || !is_in_time(&seen)
-                    {
-                        let mut wrong = wrong.lock().expect("no panic");
-                        writeln!(
-                            wrong,
-                            "expected {:?}, saw {:?} after {:?}: {}\n",
-                            row.end, seen.end, seen.took, seen.facts
-                        )
-                        .expect("a string takes everything");
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(cell) = cells.get(number) else { break };
+                    let seen = happen(&place, &format!("fault-{number}"), cell);
+                    if seen.end != cell.end || !is_in_time(&seen) {
+                        wrong.lock().expect("no panic").push((*cell, seen));
                     }
                 }
             });
         }
     });
-    let wrong = wrong.into_inner().expect("no panic");
-    assert!(wrong.is_empty(), "{wrong}");
+    let mut report = String::new();
+    for (cell, seen) in wrong.into_inner().expect("no panic") {
+        let Cell { phase, fault, end } = cell;
+        let expected = format!(
+            "{:?}: {} ({:?})\nexpected {end:?}",
+            phase, fault.what, fault.times
+        );
+        let saw = format!("saw {:?} after {:?}: {}", seen.end, seen.took, seen.facts);
+        write!(report, "\n{expected}\n{saw}\n").expect("a string takes everything");
+    }
+    assert!(report.is_empty(), "{report}");
 }

@@ -93,6 +93,8 @@ pub(crate) enum Act {
     /// The server ends: all connections are cut and new ones refused; for good
     /// or for this long.
     Down(Option<Duration>),
+    /// The server carries it out and ends then, for good or for this long.
+    DownAfter(Option<Duration>),
     /// The command reaches the server this much later, whether the client
     /// still waits or not.
     Late(Duration),
@@ -133,6 +135,8 @@ struct State {
     /// Both ends of every connection, to be cut.
     open: HashMap<u32, Vec<TcpStream>>,
     connections: u32,
+    /// Connections up to this number have gone silent.
+    silent: u32,
     sent: Vec<Sent>,
     /// Commands that are held back for a while.
     late: usize,
@@ -283,9 +287,10 @@ impl Shared {
         drop(over);
     }
 
-    /// Waits while nothing passes; fails if nothing will.
-    fn may_pass(&self) -> io::Result<()> {
-        match self.wait_until(|state| state.mode != Mode::BlackHole).mode {
+    /// Waits while nothing passes on a connection; fails if nothing will.
+    fn may_pass(&self, number: u32) -> io::Result<()> {
+        let passes = |state: &State| state.mode != Mode::BlackHole && number > state.silent;
+        match self.wait_until(passes).mode {
             Mode::Pass => Ok(()),
             _ => Err(io::ErrorKind::ConnectionAborted.into()),
         }
@@ -399,6 +404,10 @@ impl Shared {
         match act {
             Act::BlackHole => self.switch(Mode::BlackHole),
             Act::Down(length) => self.fall(length),
+            Act::Hold => {
+                let mut state = self.lock();
+                state.silent = state.connections;
+            }
             Act::Error(error) => {
                 let packet = Packet::error(0, &error, true);
                 let mut state = self.lock();
@@ -451,13 +460,13 @@ enum Servers {
 impl Connection<'_> {
     fn serve(&mut self) -> io::Result<()> {
         self.shared.keep(self.number, &self.client)?;
-        self.shared.may_pass()?;
+        self.shared.may_pass(self.number)?;
         if self.log_in()? == Then::Ends {
             return Ok(());
         }
         loop {
             let command = Packet::read(&mut self.client)?;
-            self.shared.may_pass()?;
+            self.shared.may_pass(self.number)?;
             if self.command(&command)? == Then::Ends {
                 return Ok(());
             }
@@ -608,6 +617,7 @@ impl Connection<'_> {
         let reply = reply?;
         match act {
             Some(Act::CutAfter) => return self.act(Act::Cut),
+            Some(Act::DownAfter(length)) => return self.act(Act::Down(length)),
             Some(Act::HoldAfter) => return self.act(Act::Hold),
             Some(Act::ErrorAfter(error)) => self.answer(&[Packet::error(number, &error, true)])?,
             Some(Act::HalfAnswer) => {
@@ -671,7 +681,7 @@ impl Connection<'_> {
             }
             Act::BlackHole => {
                 self.shared.switch(Mode::BlackHole);
-                self.shared.may_pass()?;
+                self.shared.may_pass(self.number)?;
                 Ok(Then::Ends)
             }
             Act::Down(length) => {
@@ -692,7 +702,7 @@ impl Connection<'_> {
     }
 
     fn raw(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.shared.may_pass()?;
+        self.shared.may_pass(self.number)?;
         io::Write::write_all(&mut self.client, bytes)
     }
 }
