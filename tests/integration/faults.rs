@@ -15,6 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use dblock::clock::{self, Tick};
+use nix::sys::signal::Signal;
 
 use crate::support::jobs;
 use crate::support::middleman::{Act, Behind, Middleman, Stage, Times};
@@ -48,6 +49,9 @@ const AT_A_TIME: usize = 24;
 /// What the job ends with if nobody ends it.
 const STATUS: i32 = 7;
 
+/// What a shell shows for a dblock that SIGTERM has ended.
+const TERMINATED: i32 = 128 + Signal::SIGTERM as i32;
+
 /// The job: appends its owner id and then the boot-time clock in milliseconds
 /// to the file that is its first argument, for as many milliseconds as the
 /// second one says.
@@ -75,6 +79,10 @@ enum Phase {
     /// Between the grant and the end of a job that ends before a renewal.
     ShortIdle,
     Acquire,
+    /// SIGTERM comes while the attempt to acquire is under way.
+    Signal,
+    /// The same, and what dblock sends to cancel it is lost.
+    DeafSignal,
     Renew,
     Release,
 }
@@ -94,6 +102,10 @@ impl Phase {
         matches!(self, Self::Idle | Self::ShortIdle)
     }
 
+    fn is_signalled(self) -> bool {
+        matches!(self, Self::Signal | Self::DeafSignal)
+    }
+
     fn is_connecting(self) -> bool {
         matches!(self, Self::Connect | Self::Patient)
     }
@@ -102,7 +114,7 @@ impl Phase {
     fn stage(self) -> Stage {
         match self {
             Self::Connect | Self::Patient => Stage::Greeting,
-            Self::Acquire => Stage::Acquire,
+            Self::Acquire | Self::Signal | Self::DeafSignal => Stage::Acquire,
             Self::Renew => Stage::Renew,
             Self::Release => Stage::Release,
             Self::Idle | Self::ShortIdle => Stage::Other,
@@ -116,6 +128,8 @@ impl Phase {
             Self::Idle => "a renewal comes next",
             Self::ShortIdle => "the release comes next",
             Self::Acquire => "acquire",
+            Self::Signal => "the KILL gets through",
+            Self::DeafSignal => "so is the KILL",
             Self::Renew => "renew",
             Self::Release => "release",
         }
@@ -138,6 +152,8 @@ enum When {
     AtOnce,
     /// After the wait for one answer that does not come in time.
     OneCall,
+    /// As soon as a call could be cancelled, or could not.
+    LastWord,
     /// When a server is back that was away for a second.
     Back,
     /// When the limit for a first contact is over, at the latest.
@@ -266,6 +282,10 @@ fn happen(place: &Place<'_>, key: &str, cell: &Cell) -> Seen {
         assert_eq!(place.row(key).owner, owner, "the job's lease");
         proxy.strike(cell.fault.act);
     }
+    if cell.phase.is_signalled() {
+        proxy.wait_for(Stage::Acquire, cell.fault.act);
+        running.signal(Signal::SIGTERM);
+    }
     let output = running.wait();
     let now = clock::now();
     // A statement that arrives late must not count for less than one that is
@@ -327,6 +347,9 @@ fn prepare(proxy: &Middleman, cell: &Cell) {
         Act::Down(length) if cell.phase.is_connecting() => proxy.down(length),
         _ => proxy.order(stage.unwrap_or(cell.phase.stage()), act, times),
     }
+    if cell.phase == Phase::DeafSignal {
+        proxy.order(Stage::Kill, Act::Cut, Times::Always);
+    }
 }
 
 /// What holds whatever goes wrong.
@@ -334,7 +357,7 @@ fn assert_sound(proxy: &Middleman, witness: &Witness, status: i32, facts: &str) 
     let starts = witness.owners.len();
     assert!(starts <= 1, "the job was started {starts} times: {facts}");
     // Section "exit status" of the manual: these say that no job was started.
-    let says_no_start = [69, 75, 78].contains(&status);
+    let says_no_start = [69, 75, 78, TERMINATED].contains(&status);
     let says_start = [STATUS, 76].contains(&status);
     assert!(says_no_start || says_start, "status {status}: {facts}");
     assert_eq!(says_start, starts == 1, "status {status}: {facts}");
@@ -354,7 +377,7 @@ fn assert_sound(proxy: &Middleman, witness: &Witness, status: i32, facts: &str) 
 fn assert_told(said: &str, status: i32, rows: &[Row], cell: &Cell, facts: &str) {
     let ours = said.lines().all(|line| line.starts_with("dblock: "));
     assert!(ours, "a line of another kind: {facts}");
-    if status != STATUS {
+    if ![STATUS, TERMINATED].contains(&status) {
         assert_ne!(said, "", "no word of the reason: {facts}");
     }
     if status == STATUS
@@ -373,6 +396,7 @@ fn is_in_time(seen: &Seen) -> bool {
     let (least, most) = match seen.end.when {
         When::AtOnce => (Duration::ZERO, Duration::ZERO),
         When::OneCall => (call, call),
+        When::LastWord => (Duration::ZERO, 2 * last_word),
         When::Back => (Duration::ZERO, last_word),
         When::Contact => (call, CONNECT + last_word),
         When::Patience => (WAIT, WAIT + last_word),

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::table::SECTIONS;
-use super::{Act, End, Fault, Left, STATUS, Section, Times, When};
+use super::{Act, End, Fault, Left, STATUS, Section, TERMINATED, Times, When};
 
 /// What stands above the tables.
 const INTRODUCTION: &str = "\
@@ -56,6 +56,7 @@ closed for the rest of a TTL.
 | no job: 69 | The job was not started: the database could not be reached or used. Trying again may help. |
 | no job: 78 | The job was not started, and somebody has to change something first. |
 | stopped: 76 | The job was stopped, before its lease ended, because the lease could not be renewed. |
+| ended by the signal | The job was not started, and dblock died of SIGTERM, two seconds after it came at the latest. |
 | row stays | The row could not be deleted and expires by itself, after at most the TTL; dblock says so if it knows. |
 | one call later | One answer was waited for in vain, for 1.8 s at most. |
 | two calls later | Releasing was tried again and again for the limits of two calls, 3.6 s, in vain. |
@@ -93,8 +94,8 @@ fn append(text: &mut String, section: &Section) {
 fn line(fault: &Fault) -> String {
     let ends: Vec<_> = fault.ends.iter().map(show).collect();
     let often = match (fault.times, fault.act) {
+        (_, Act::BlackHole | Act::Down(None) | Act::DownAfter(None)) => "for good",
         (Times::Once, _) => "once",
-        (Times::Always, Act::BlackHole | Act::Down(None) | Act::DownAfter(None)) => "for good",
         (Times::Always, _) => "each time",
     };
     format!("| {} | {often} | {} |\n", fault.what, ends.join(" | "))
@@ -104,6 +105,7 @@ fn show(end: &End) -> String {
     let mut words = vec![match (end.starts, end.status) {
         (1, STATUS) => "runs".to_owned(),
         (1, status) => format!("stopped: {status}"),
+        (_, TERMINATED) => "ended by the signal".to_owned(),
         (_, status) => format!("no job: {status}"),
     }];
     words.extend(duration(end).map(str::to_owned));
@@ -116,7 +118,7 @@ fn show(end: &End) -> String {
 fn duration(end: &End) -> Option<&'static str> {
     match end.when {
         When::AtOnce if end.starts == 0 => Some("at once"),
-        When::AtOnce | When::Lease => None,
+        When::AtOnce | When::LastWord | When::Lease => None,
         When::OneCall => Some("one call later"),
         When::Back => Some("when the server is back"),
         When::Contact => Some("after `--connect-timeout`"),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Act, End, Fault, Left, Phase, Section, ServerError, Stage, Times, When};
-use Phase::{Acquire, Connect, Idle, Patient, Release, Renew, ShortIdle};
+use Phase::{Acquire, Connect, DeafSignal, Idle, Patient, Release, Renew, ShortIdle, Signal};
 use Stage::{Greeting, Login};
 use Times::{Always, Once};
 
@@ -36,6 +36,11 @@ const NO_ANSWER_KEPT: End = never(69, Left::Expiring, When::Contact);
 const NO_PATIENCE: End = never(69, Left::Nothing, When::Patience);
 /// No job, at once: somebody has to change something.
 const REFUSED: End = never(78, Left::Nothing, When::AtOnce);
+
+/// Dead of the signal, before there was a job, and nothing is left.
+const TERMINATED: End = never(super::TERMINATED, Left::Nothing, When::LastWord);
+/// The same, but the row has to expire.
+const TERMINATED_KEPT: End = never(super::TERMINATED, Left::Expiring, When::LastWord);
 
 const fn ran(left: Left, when: When) -> End {
     End {
@@ -124,6 +129,15 @@ pub(super) const SECTIONS: &[Section] = &[
                 what it was asked for although dblock does not hear of it.",
         phases: &[Acquire, Renew, Release],
         faults: CALLS,
+    },
+    Section {
+        title: "When SIGTERM comes while dblock waits for an answer",
+        about: "The attempt to acquire is under way when somebody ends dblock. Over a second\n\
+                connection dblock sends KILL for the first one, and if it hears that the first\n\
+                one has ended or been granted the key, it removes the row. It takes a second\n\
+                for that at most. A grant that it does not hear of in this time is left behind.",
+        phases: &[Signal, DeafSignal],
+        faults: SIGNALLED,
     },
 ];
 
@@ -249,4 +263,14 @@ const CALLS: &[Fault] = &[
     on("error 12345: unknown to everybody", Act::Error(UNHEARD_OF), Always, &[NO_ANSWER, STOPPED, UNRELEASED]),
     on("error 1045: access denied", Act::Error(DENIED), Once, &[REFUSED, RAN, RAN_KEPT]),
     on("error 1045: access denied", Act::Error(DENIED), Always, &[REFUSED, STOPPED, RAN_KEPT]),
+];
+
+#[rustfmt::skip]
+const SIGNALLED: &[Fault] = &[
+    on("silence on this connection", Act::Hold, Once, &[TERMINATED, TERMINATED]),
+    on("silence on all connections (black hole)", Act::BlackHole, Once, &[TERMINATED, TERMINATED]),
+    on("carried out, but the answer never comes", Act::HoldAfter, Once, &[TERMINATED_KEPT, TERMINATED_KEPT]),
+    on("it reaches the server 3 s late, when nobody waits for it", Act::Late(THREE_SECONDS), Once, &[TERMINATED, TERMINATED_KEPT]),
+    on("the answer comes 0.5 s late", Act::LateAnswer(HALF_A_SECOND), Once, &[TERMINATED, TERMINATED]),
+    on("the answer comes 3 s late, when nobody waits for it", Act::LateAnswer(THREE_SECONDS), Once, &[TERMINATED_KEPT, TERMINATED_KEPT]),
 ];

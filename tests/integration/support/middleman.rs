@@ -5,7 +5,7 @@
 //! the test has ordered with [`Middleman::order`]. Whatever a server could say
 //! can also be said without asking one.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,6 +16,7 @@ use dblock::clock::{self, Tick};
 use nix::libc;
 use nix::sys::socket::{setsockopt, sockopt};
 
+use super::wait;
 use super::wire::{self, Packet, ServerError};
 
 /// A proxy on a loopback port of its own, gone when it is dropped.
@@ -32,6 +33,9 @@ pub(crate) enum Behind {
     /// The same, but each login also asks to count rows that were found
     /// instead of rows that were changed, as some proxies do.
     FoundRows(u16),
+    /// The same, but each session begins with this statement, as with the
+    /// server's `init_connect`.
+    Prepared(u16, &'static str),
     /// A pool: the proxy accepts any login itself, and sends each command over
     /// a new connection, which it makes with an account without a password.
     Pool(Backend),
@@ -47,6 +51,9 @@ pub(crate) struct Backend {
     pub(crate) port: u16,
     /// An account without a password.
     pub(crate) account: String,
+    pub(crate) database: String,
+    /// A statement that each session begins with.
+    pub(crate) prepared: Option<&'static str>,
 }
 
 /// Where on its way a connection is when something happens.
@@ -138,6 +145,8 @@ struct State {
     /// Connections up to this number have gone silent.
     silent: u32,
     sent: Vec<Sent>,
+    /// Stages of which the server has answered a command.
+    done: HashSet<Stage>,
     /// Commands that are held back for a while.
     late: usize,
     /// Whether the port is open.
@@ -167,8 +176,8 @@ impl Stage {
     /// hexadecimal digits, so that no text of a test can be mistaken.
     fn of(command: &Packet) -> Self {
         match command.payload.split_first() {
-            Some((1, _)) => Self::Quit,
-            Some((3, sql)) => Self::of_text(&String::from_utf8_lossy(sql)),
+            Some((&wire::QUIT, _)) => Self::Quit,
+            Some((&wire::QUERY, sql)) => Self::of_text(&String::from_utf8_lossy(sql)),
             _ => Self::Other,
         }
     }
@@ -235,6 +244,22 @@ impl Middleman {
     /// Returns how many connections there have been.
     pub(crate) fn connections(&self) -> u32 {
         self.shared.lock().connections
+    }
+
+    /// Waits until what was ordered for a stage happens, and until the server
+    /// has done what it will do then.
+    pub(crate) fn wait_for(&self, stage: Stage, act: Act) {
+        let carried_out = !matches!(act, Act::Hold | Act::BlackHole | Act::Late(_));
+        wait::until("an order to be obeyed", || {
+            let state = self.shared.lock();
+            let ordered = state.orders.iter().any(|order| order.0 == stage);
+            let done = state.done.contains(&stage) || !carried_out;
+            if !ordered && done {
+                Ok(())
+            } else {
+                Err(format!("{state:?}"))
+            }
+        });
     }
 
     /// Waits until the server has been given every command that comes late,
@@ -507,14 +532,15 @@ impl Connection<'_> {
             return Ok(Then::Ends);
         }
         match self.shared.behind.clone() {
-            Behind::Server(port) => self.pass_login(port, 0),
-            Behind::FoundRows(port) => self.pass_login(port, wire::FOUND_ROWS),
+            Behind::Server(port) => self.pass_login(port, 0, None),
+            Behind::FoundRows(port) => self.pass_login(port, wire::FOUND_ROWS, None),
+            Behind::Prepared(port, sql) => self.pass_login(port, 0, Some(sql)),
             behind => self.accept_login(behind),
         }
     }
 
     /// Lets the server greet the client and judge its login.
-    fn pass_login(&mut self, port: u16, flag: u32) -> io::Result<Then> {
+    fn pass_login(&mut self, port: u16, flag: u32, prepared: Option<&str>) -> io::Result<Then> {
         let mut server = self.connect(port)?;
         let greeting = Packet::read(&mut server)?;
         self.answer(&[greeting])?;
@@ -527,11 +553,14 @@ impl Connection<'_> {
         login.write(&mut server)?;
         loop {
             let packet = Packet::read(&mut server)?;
-            let over = packet.ends_login();
-            self.answer(&[packet])?;
-            if over {
+            if packet.ends_login() {
+                // Before the client knows, as a server does it.
+                let prepared = prepared.map(|sql| wire::execute(&mut server, sql));
+                prepared.transpose()?;
+                self.answer(&[packet])?;
                 break;
             }
+            self.answer(&[packet])?;
             Packet::read(&mut self.client)?.write(&mut server)?;
         }
         self.server = Servers::One(server);
@@ -560,7 +589,10 @@ impl Connection<'_> {
 
     fn log_in_at(&self, backend: &Backend, login: &Packet) -> io::Result<TcpStream> {
         let mut server = self.connect(backend.port)?;
-        wire::log_in(&mut server, &backend.account, login)?;
+        wire::log_in(&mut server, login, &backend.account, &backend.database)?;
+        if let Some(sql) = backend.prepared {
+            wire::execute(&mut server, sql)?;
+        }
         Ok(server)
     }
 
@@ -615,6 +647,7 @@ impl Connection<'_> {
             self.shared.changed.notify_all();
         }
         let reply = reply?;
+        self.shared.lock().done.insert(stage);
         match act {
             Some(Act::CutAfter) => return self.act(Act::Cut),
             Some(Act::DownAfter(length)) => return self.act(Act::Down(length)),

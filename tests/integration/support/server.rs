@@ -15,11 +15,14 @@ use mysql::{Conn, OptsBuilder, Value};
 use super::{PASSWORD, janitor, wait};
 
 /// Makes the data directory, starts the server, then obeys `start` and `kill`.
+/// The arguments behind the fifth are flags of the server's; of two that
+/// contradict each other it obeys the last.
 ///
 /// The server keeps every promise that dblock relies on (a commit is on the
 /// disk), and is otherwise as small as it can be.
 const SERVE: &str = r#"
 temp=$1 port=$2 install=$3 mariadbd=$4 user=$5
+shift 5
 data=$(mktemp -d "$temp/dblock-server-XXXXXX") || exit 1
 echo "$data"
 run() {
@@ -28,7 +31,7 @@ run() {
         --bind-address=127.0.0.1 --skip-name-resolve --skip-log-bin --max-connections=500 \
         --innodb-flush-log-at-trx-commit=1 --innodb-buffer-pool-size=16M \
         --innodb-log-file-size=8M --performance-schema=OFF --key-buffer-size=1M \
-        --aria-pagecache-buffer-size=1M </dev/null >>"$data/log" 2>&1 &
+        --aria-pagecache-buffer-size=1M "$@" </dev/null >>"$data/log" 2>&1 &
     server=$!
     echo "$server"
 }
@@ -40,14 +43,14 @@ if "$install" --no-defaults $user --datadir="$data/data" --tmpdir="$data" \
     --auth-root-authentication-method=normal --skip-test-db \
     --innodb-log-file-size=8M </dev/null >>"$data/log" 2>&1
 then
-    run
+    run "$@"
 else
     echo failed
 fi
 while read -r order; do
     case $order in
         kill) stop; echo killed ;;
-        start) run ;;
+        start) run "$@" ;;
     esac
 done
 stop
@@ -87,7 +90,7 @@ impl Janitor {
     }
 }
 
-static SHARED: LazyLock<Result<Server, String>> = LazyLock::new(Server::try_start);
+static SHARED: LazyLock<Result<Server, String>> = LazyLock::new(|| Server::try_start(&[]));
 
 impl Server {
     /// Returns the server that all tests share, and starts it for the first.
@@ -101,15 +104,22 @@ impl Server {
     /// Starts a server of the test's own, for a test that kills it.
     #[track_caller]
     pub(crate) fn start() -> Self {
-        Self::try_start().unwrap_or_else(|problem| panic!("{problem}"))
+        Self::start_with(&[])
     }
 
-    fn try_start() -> Result<Self, String> {
+    /// Starts a server of the test's own with flags, such as `--read-only`,
+    /// which it also has when it is started again.
+    #[track_caller]
+    pub(crate) fn start_with(flags: &[&str]) -> Self {
+        Self::try_start(flags).unwrap_or_else(|problem| panic!("{problem}"))
+    }
+
+    fn try_start(flags: &[&str]) -> Result<Self, String> {
         let mut problem = String::new();
         // The free port may be taken by another program before the server
         // gets to it.
         for _ in 0..3 {
-            match Self::try_start_once() {
+            match Self::try_start_once(flags) {
                 Ok(server) => return Ok(server),
                 Err(text) => problem = text,
             }
@@ -117,7 +127,7 @@ impl Server {
         Err(problem)
     }
 
-    fn try_start_once() -> Result<Self, String> {
+    fn try_start_once(flags: &[&str]) -> Result<Self, String> {
         let mariadbd = program(&["mariadbd", "mysqld"])?;
         let install = program(&["mariadb-install-db", "mysql_install_db"])?;
         let port = free_port();
@@ -126,16 +136,9 @@ impl Server {
         } else {
             ""
         };
-        let mut shell = janitor::start(
-            SERVE,
-            &[
-                text(&env::temp_dir()),
-                &port.to_string(),
-                text(&install),
-                text(&mariadbd),
-                user,
-            ],
-        );
+        let (temp, number) = (env::temp_dir(), port.to_string());
+        let own = [text(&temp), &number, text(&install), text(&mariadbd), user];
+        let mut shell = janitor::start(SERVE, &[&own, flags].concat());
         let stdout = shell.stdout.take().expect("stdout is a pipe");
         let mut janitor = Janitor {
             shell,

@@ -43,6 +43,10 @@ const OK: u8 = 0x00;
 const END: u8 = 0xfe;
 const ERROR: u8 = 0xff;
 
+/// First bytes of the commands that are told apart.
+pub(crate) const QUIT: u8 = 0x01;
+pub(crate) const QUERY: u8 = 0x03;
+
 /// One packet: three bytes of length, a number, and the payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Packet {
@@ -138,25 +142,6 @@ impl Packet {
             Err(io::Error::other("the proxy reads the plain protocol only"))
         }
     }
-
-    /// Returns the database that a login names.
-    pub(crate) fn database(&self) -> Option<String> {
-        if self.flags() & CONNECT_WITH_DB == 0 {
-            return None;
-        }
-        // Flags, packet size, character set and reserved bytes come first.
-        let rest = self.payload.get(32..)?;
-        let (_, rest) = split_at_zero(rest)?;
-        // One byte of length, in both forms, as long as it is below 251.
-        let (length, rest) = rest.split_first()?;
-        let (name, _) = split_at_zero(rest.get(usize::from(*length)..)?)?;
-        String::from_utf8(name.to_vec()).ok()
-    }
-}
-
-fn split_at_zero(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let end = bytes.iter().position(|byte| *byte == 0)?;
-    Some((&bytes[..end], &bytes[end + 1..]))
 }
 
 /// Returns the greeting of a server that accepts any login.
@@ -183,24 +168,20 @@ pub(crate) fn greeting(connection: u32) -> Packet {
 /// that answered [`greeting`] with `login`.
 pub(crate) fn log_in(
     server: &mut (impl Read + Write),
-    account: &str,
     login: &Packet,
+    account: &str,
+    database: &str,
 ) -> io::Result<()> {
     Packet::read(server)?;
-    let database = login.database();
-    let mut flags = login.flags() & OFFERED;
-    if database.is_none() {
-        flags &= !CONNECT_WITH_DB;
-    }
+    let flags = (login.flags() & OFFERED) | CONNECT_WITH_DB;
     let mut payload = flags.to_le_bytes().to_vec();
+    // Packet size, character set and reserved bytes.
     payload.extend_from_slice(login.payload.get(4..32).unwrap_or(&[0; 28]));
     payload.extend_from_slice(account.as_bytes());
     // The end of the name, and a password of no length.
     payload.extend_from_slice(&[0, 0]);
-    if let Some(database) = database {
-        payload.extend_from_slice(database.as_bytes());
-        payload.push(0);
-    }
+    payload.extend_from_slice(database.as_bytes());
+    payload.push(0);
     payload.extend_from_slice(NATIVE_PASSWORD);
     Packet { number: 1, payload }.write(server)?;
     loop {
@@ -213,11 +194,22 @@ pub(crate) fn log_in(
                 payload: Vec::new(),
             }
             .write(server)?,
-            _ => {
-                let said = String::from_utf8_lossy(&answer.payload).into_owned();
-                return Err(io::Error::other(said));
-            }
+            _ => return Err(refused(&answer)),
         }
+    }
+}
+
+fn refused(answer: &Packet) -> io::Error {
+    io::Error::other(String::from_utf8_lossy(&answer.payload).into_owned())
+}
+
+/// Carries out a statement, which must work.
+pub(crate) fn execute(server: &mut (impl Read + Write), sql: &str) -> io::Result<()> {
+    let payload = [&[QUERY], sql.as_bytes()].concat();
+    Packet { number: 0, payload }.write(server)?;
+    match read_reply(server)?.first() {
+        Some(answer) if answer.starts_with(ERROR) => Err(refused(answer)),
+        _ => Ok(()),
     }
 }
 
