@@ -311,6 +311,38 @@ fn e5_each_packet_may_go_over_a_connection_with_settings_of_its_own() {
     each(&settings.map(|sql| (sql, Some(sql))), in_a_pool);
 }
 
+/// A renewal counts only if the server keeps it, under its own clock: as long
+/// as a job runs, nobody else gets its key.
+#[test]
+fn e5_a_key_stays_taken_whatever_the_next_connection_presets() {
+    let settings = [
+        "SET autocommit=0",
+        "SET timestamp=1000000000",
+        "SET timestamp=2000000000",
+    ];
+    each(&settings.map(|sql| (sql, sql)), a_rival_waits_in_vain);
+}
+
+fn a_rival_waits_in_vain(prepared: &'static str) {
+    let place = Place::mariadb();
+    let proxy = Middleman::start(Behind::Pool(backend(&place, Some(prepared))));
+    let caller = Caller::through(&place, &proxy);
+    let gate = place.gate();
+    let mut holder = caller
+        .dblock(&["run", "--key", KEY, "--ttl", "2s"])
+        .job(&format!("echo; {}; exit 5", gate.wait()))
+        .start();
+    holder.lines(1);
+    // Twice as long as the lease lasts without a renewal.
+    let rival = ["run", "--key", KEY, "--wait", "4s"];
+    let rival = Caller::direct(&place).dblock(&rival).job("echo started");
+    rival.run().code(75).stdout("");
+    holder.assert_running();
+    gate.open();
+    holder.wait().code(5).quiet();
+    place.assert_free(KEY);
+}
+
 #[test]
 fn e5_a_proxy_may_have_rows_counted_that_are_not_changed() {
     let place = Place::mariadb();

@@ -685,7 +685,12 @@ impl Connection<'_> {
             Servers::New(..) if stage == Stage::Quit => return Ok(Vec::new()),
             Servers::New(backend, login) => {
                 let (backend, login) = (backend.clone(), login.clone());
-                &mut self.log_in_at(&backend, &login)?
+                let mut server = self.log_in_at(&backend, &login)?;
+                command.write(&mut server)?;
+                let reply = wire::read_reply(&mut server);
+                // It is not used again, and ends with all that is open in it.
+                server.shutdown(Shutdown::Both)?;
+                return reply;
             }
             Servers::One(server) => server,
             Servers::Two { writer, reader } => {
