@@ -4,11 +4,16 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use mysql::{Conn, OptsBuilder};
+use nix::libc;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::ReceiveTimeout;
+use nix::sys::time::TimeVal;
 
 use super::super::url::Host;
 use super::{Server, fault};
@@ -34,8 +39,6 @@ pub(super) struct Connected {
     pub(super) host: usize,
     /// The limit for each exchange on it.
     pub(super) call: Duration,
-    /// Whether the session's settings have been made.
-    pub(super) prepared: bool,
 }
 
 /// Connects to the first host that answers, beginning with number `first`,
@@ -84,7 +87,6 @@ fn attempt(
             peer,
             host: 0,
             call,
-            prepared: false,
         });
     }
     let mut last = unreachable(server, "no answer in time");
@@ -120,7 +122,6 @@ fn attempt(
                         peer,
                         host,
                         call,
-                        prepared: false,
                     });
                 }
                 Err(error) if error.may_pass() => last = error,
@@ -167,7 +168,7 @@ pub(super) fn to_peer(
     call: Duration,
 ) -> Result<Conn, StoreError> {
     // A limit of zero would be none (socket(7), SO_RCVTIMEO).
-    let call = call.max(Duration::from_millis(1));
+    let [connect, call] = [connect, call].map(|limit| limit.max(Duration::from_millis(1)));
     let opts = OptsBuilder::new()
         .user(server.user.clone().or_else(login_name))
         .pass(server.password.as_ref().map(|p| p.reveal().to_owned()))
@@ -178,7 +179,8 @@ pub(super) fn to_peer(
         .max_allowed_packet(Some(MAX_PACKET))
         .stmt_cache_size(0)
         .tcp_connect_timeout(Some(connect))
-        .read_timeout(Some(call))
+        // While it logs in; afterwards each exchange has its own limit.
+        .read_timeout(Some(connect))
         .write_timeout(Some(call))
         .tcp_user_timeout_ms(u32::try_from(call.as_millis()).ok())
         .tcp_keepalive_time_ms(Some(10_000))
@@ -192,7 +194,21 @@ pub(super) fn to_peer(
             .ip_or_hostname(Some(address.ip().to_string()))
             .tcp_port(address.port()),
     };
-    Conn::new(opts).map_err(|error| fault::at_login(&error, server))
+    let conn = Conn::new(opts).map_err(|error| fault::at_login(&error, server))?;
+    set_limit(&conn, call);
+    Ok(conn)
+}
+
+/// Sets how long an answer may take on a connection. The driver lets it be set
+/// only before connecting.
+#[expect(unsafe_code, reason = "the driver gives its socket as a number only")]
+pub(super) fn set_limit(conn: &Conn, limit: Duration) {
+    // SAFETY: the connection owns the socket and outlives the borrow.
+    let socket = unsafe { BorrowedFd::borrow_raw(conn.as_raw_fd()) };
+    let seconds = libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX);
+    let limit = TimeVal::new(seconds, libc::suseconds_t::from(limit.subsec_micros()));
+    // On a socket that is connected it does not fail (socket(7)).
+    setsockopt(&socket, ReceiveTimeout, &limit).ok();
 }
 
 /// The name that MySQL's own clients log in with if none is given.
