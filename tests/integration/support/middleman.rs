@@ -144,6 +144,8 @@ struct State {
     connections: u32,
     /// Connections up to this number have gone silent.
     silent: u32,
+    /// Connections up to this number end with an RST.
+    reset: u32,
     sent: Vec<Sent>,
     /// Stages of which the server has answered a command.
     done: HashSet<Stage>,
@@ -389,7 +391,7 @@ impl Shared {
                 };
                 // However it ends, the client sees that it has ended.
                 connection.serve().ok();
-                connection.end();
+                connection.end().ok();
             });
         }
     }
@@ -432,6 +434,14 @@ impl Shared {
             Act::Hold => {
                 let mut state = self.lock();
                 state.silent = state.connections;
+            }
+            Act::Cut => {
+                let mut state = self.lock();
+                state.reset = state.connections;
+                for client in state.open.values().filter_map(|ends| ends.first()) {
+                    // The other side sees nothing of it, but our thread wakes.
+                    client.shutdown(Shutdown::Read).ok();
+                }
             }
             Act::Error(error) => {
                 let packet = Packet::error(0, &error, true);
@@ -500,25 +510,21 @@ impl Connection<'_> {
 
     /// Ends the connection for both sides. An RST is what the system sends
     /// when the last descriptor of a socket that does not linger is closed.
-    fn end(&self) {
-        let ends = self.shared.lock().open.remove(&self.number);
-        if self.reset {
-            return;
+    fn end(&self) -> io::Result<()> {
+        let mut state = self.shared.lock();
+        let ends = state.open.remove(&self.number);
+        if self.reset || self.number <= state.reset {
+            let at_once = libc::linger {
+                l_onoff: 1,
+                l_linger: 0,
+            };
+            setsockopt(&self.client, sockopt::Linger, &at_once)?;
+            return Ok(());
         }
         for stream in ends.iter().flatten().chain([&self.client]) {
             stream.shutdown(Shutdown::Both).ok();
         }
-    }
-
-    /// Ends the connection so that the client gets an RST.
-    fn cut(&mut self) -> io::Result<Then> {
-        let at_once = libc::linger {
-            l_onoff: 1,
-            l_linger: 0,
-        };
-        setsockopt(&self.client, sockopt::Linger, &at_once)?;
-        self.reset = true;
-        Ok(Then::Ends)
+        Ok(())
     }
 
     fn connect(&self, port: u16) -> io::Result<TcpStream> {
@@ -712,7 +718,10 @@ impl Connection<'_> {
     /// Does what has nothing to do with an answer.
     fn act(&mut self, act: Act) -> io::Result<Then> {
         match act {
-            Act::Cut => self.cut(),
+            Act::Cut => {
+                self.reset = true;
+                Ok(Then::Ends)
+            }
             Act::Hold => {
                 drop(self.shared.wait_until(|_| false));
                 Ok(Then::Ends)
