@@ -8,13 +8,14 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use dblock::clock::{self, Tick};
 use nix::libc;
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrIn, sockopt};
 
 use super::wait;
 use super::wire::{self, Packet, ServerError};
@@ -130,6 +131,8 @@ pub(crate) struct Sent {
 #[derive(Debug)]
 struct Shared {
     port: u16,
+    /// Keeps the port for this proxy while nothing listens there.
+    _reserved: OwnedFd,
     behind: Behind,
     state: Mutex<State>,
     changed: Condvar,
@@ -207,10 +210,11 @@ impl Stage {
 impl Middleman {
     /// Starts a proxy that lets everything pass.
     pub(crate) fn start(behind: Behind) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
-        let port = listener.local_addr().expect("it has an address").port();
+        let (reserved, port) = reserve_port().expect("there is a free port");
+        let listener = TcpListener::bind(("127.0.0.1", port)).expect("the port is reserved");
         let shared = Arc::new(Shared {
             port,
+            _reserved: reserved,
             behind,
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -354,8 +358,6 @@ impl Shared {
             if self.wait_until(|state| state.mode != Mode::Down).mode == Mode::Gone {
                 return;
             }
-            // Another program could have got the port meanwhile only by asking
-            // for it by number.
             listener = TcpListener::bind(("127.0.0.1", self.port)).ok();
             match listener {
                 Some(_) => self.announce(true),
@@ -518,7 +520,7 @@ impl Connection<'_> {
                 l_onoff: 1,
                 l_linger: 0,
             };
-            setsockopt(&self.client, sockopt::Linger, &at_once)?;
+            socket::setsockopt(&self.client, sockopt::Linger, &at_once)?;
             return Ok(());
         }
         for stream in ends.iter().flatten().chain([&self.client]) {
@@ -752,6 +754,18 @@ impl Connection<'_> {
         self.shared.may_pass(self.number)?;
         io::Write::write_all(&mut self.client, bytes)
     }
+}
+
+/// Binds a socket to a free port and does not listen, so that the system gives
+/// the port to nobody and still refuses connections. Sockets that say that they
+/// share the address can listen there all the same.
+fn reserve_port() -> nix::Result<(OwnedFd, u16)> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket::socket(AddressFamily::Inet, SockType::Stream, flags, None)?;
+    socket::setsockopt(&socket, sockopt::ReuseAddr, &true)?;
+    socket::bind(socket.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0))?;
+    let address: SockaddrIn = socket::getsockname(socket.as_raw_fd())?;
+    Ok((socket, address.port()))
 }
 
 fn spawn(work: impl FnOnce() + Send + 'static) {
