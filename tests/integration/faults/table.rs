@@ -126,7 +126,9 @@ pub(super) const SECTIONS: &[Section] = &[
     Section {
         title: "While a command is under way",
         about: "The three commands of a run. *Carried out* means that the server has done\n\
-                what it was asked for although dblock does not hear of it.",
+                what it was asked for although dblock does not hear of it. An attempt to\n\
+                acquire that reaches the server after everything is over takes the key for\n\
+                nobody, and its row stays.",
         phases: &[Acquire, Renew, Release],
         faults: CALLS,
     },
@@ -192,7 +194,7 @@ const CONNECTING: &[Fault] = &[
     at(Greeting, "error 1053: the server shuts down", Act::Error(SHUTDOWN), Once, &[NO_CONTACT, RAN]),
     at(Greeting, "error 1053: the server shuts down", Act::Error(SHUTDOWN), Always, &[NO_CONTACT, NO_ANSWER]),
     at(Greeting, "error 1129: this host is blocked", Act::Error(BLOCKED), Always, &[REFUSED, REFUSED]),
-    at(Login, "silence during the login", Act::Hold, Once, &[NO_ANSWER, NO_ANSWER]),
+    at(Login, "silence during the login", Act::Hold, Always, &[NO_ANSWER, NO_ANSWER]),
     at(Login, "reset during the login", Act::Cut, Once, &[NO_CONTACT, RAN]),
     at(Login, "an answer to the login that makes no sense", Act::Garbage, Once, &[NO_CONTACT, RAN]),
     at(Login, "error 1045: access denied", Act::Error(DENIED), Always, &[REFUSED, REFUSED]),
@@ -206,9 +208,15 @@ const CONNECTING: &[Fault] = &[
 #[rustfmt::skip]
 const BETWEEN: &[Fault] = &[
     on("the connection is ended", Act::HangUp, Once, &[RAN, RAN]),
+    on("the connection is reset", Act::Cut, Once, &[RAN, RAN]),
     on("the connection is forgotten: nothing passes, and nothing says so", Act::Hold, Once, &[RAN, RAN_LATE]),
     on("error 4031, then the end: idle for too long", Act::Error(IDLE), Once, &[RAN, RAN]),
     on("error 1053, then the end: the server shuts down", Act::Error(SHUTDOWN), Once, &[RAN, RAN]),
+    at(Greeting, "the connection is ended; the greeting of the next comes 1 s late", Act::LateAnswer(SECOND), Always, &[RAN, RAN]),
+    at(Greeting, "the connection is ended; the greeting of the next never comes", Act::Hold, Always, &[STOPPED_KEPT, UNRELEASED]),
+    at(Greeting, "the connection is ended; error 1040 for the next: too many connections", Act::Error(TOO_MANY), Once, &[RAN, RAN]),
+    at(Greeting, "the connection is ended; error 1040 for the next: too many connections", Act::Error(TOO_MANY), Always, &[STOPPED_KEPT, UNRELEASED]),
+    at(Login, "the connection is ended; error 1045 for the next: the password was changed", Act::Error(DENIED), Always, &[STOPPED_KEPT, RAN_KEPT]),
     on("the server goes away for 1 s", Act::Down(Some(SECOND)), Once, &[RAN, RAN_BACK]),
     on("the server goes away", Act::Down(None), Always, &[STOPPED_KEPT, UNRELEASED]),
     on("silence on all connections (black hole)", Act::BlackHole, Always, &[STOPPED_KEPT, UNRELEASED]),

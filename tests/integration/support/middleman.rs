@@ -8,13 +8,14 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::AsRawFd as _;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use dblock::clock::{self, Tick};
 use nix::libc;
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{self, Backlog, sockopt};
 
 use super::wait;
 use super::wire::{self, Packet, ServerError};
@@ -130,6 +131,7 @@ pub(crate) struct Sent {
 #[derive(Debug)]
 struct Shared {
     port: u16,
+    listener: TcpListener,
     behind: Behind,
     state: Mutex<State>,
     changed: Condvar,
@@ -144,6 +146,8 @@ struct State {
     connections: u32,
     /// Connections up to this number have gone silent.
     silent: u32,
+    /// Connections up to this number end with an RST.
+    reset: u32,
     sent: Vec<Sent>,
     /// Stages of which the server has answered a command.
     done: HashSet<Stage>,
@@ -205,17 +209,18 @@ impl Stage {
 impl Middleman {
     /// Starts a proxy that lets everything pass.
     pub(crate) fn start(behind: Behind) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
+        let listener = listen().expect("there is a free port");
         let port = listener.local_addr().expect("it has an address").port();
         let shared = Arc::new(Shared {
             port,
+            listener,
             behind,
             state: Mutex::default(),
             changed: Condvar::new(),
         });
         shared.lock().listening = true;
         let proxy = Arc::clone(&shared);
-        spawn(move || proxy.serve(listener));
+        spawn(move || proxy.serve());
         Self { shared }
     }
 
@@ -278,7 +283,7 @@ impl Drop for Middleman {
     fn drop(&mut self) {
         self.shared.switch(Mode::Gone);
         self.shared.cut_all();
-        self.shared.wake();
+        self.shared.stop_listening();
     }
 }
 
@@ -321,14 +326,15 @@ impl Shared {
         }
     }
 
-    /// Wakes the thread that accepts connections.
-    fn wake(&self) {
-        TcpStream::connect(("127.0.0.1", self.port)).ok();
+    /// Stops listening, which also wakes the thread that accepts connections.
+    fn stop_listening(&self) {
+        // It may have stopped already.
+        socket::shutdown(self.listener.as_raw_fd(), socket::Shutdown::Read).ok();
     }
 
     fn go_down(&self) {
         self.switch(Mode::Down);
-        self.wake();
+        self.stop_listening();
         drop(self.wait_until(|state| !state.listening));
         self.cut_all();
     }
@@ -340,25 +346,16 @@ impl Shared {
 
     /// Accepts connections as long as the port is to be open, and again when
     /// it is to be open again.
-    fn serve(self: &Arc<Self>, first: TcpListener) {
-        let mut listener = Some(first);
+    fn serve(self: &Arc<Self>) {
         loop {
-            if let Some(open) = listener.take() {
-                self.accept(&open);
-                // Connections that nobody has accepted are reset by this.
-                drop(open);
-                self.announce(false);
-            }
+            self.accept();
+            self.announce(false);
             if self.wait_until(|state| state.mode != Mode::Down).mode == Mode::Gone {
                 return;
             }
-            // Another program could have got the port meanwhile only by asking
-            // for it by number.
-            listener = TcpListener::bind(("127.0.0.1", self.port)).ok();
-            match listener {
-                Some(_) => self.announce(true),
-                None => self.pause(Duration::from_millis(10)),
-            }
+            let queue = Backlog::MAXALLOWABLE;
+            socket::listen(&self.listener, queue).expect("the port is kept");
+            self.announce(true);
         }
     }
 
@@ -367,8 +364,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    fn accept(self: &Arc<Self>, listener: &TcpListener) {
-        for stream in listener.incoming() {
+    fn accept(self: &Arc<Self>) {
+        for stream in self.listener.incoming() {
             if matches!(self.lock().mode, Mode::Down | Mode::Gone) {
                 return;
             }
@@ -389,7 +386,7 @@ impl Shared {
                 };
                 // However it ends, the client sees that it has ended.
                 connection.serve().ok();
-                connection.end();
+                connection.end().ok();
             });
         }
     }
@@ -432,6 +429,14 @@ impl Shared {
             Act::Hold => {
                 let mut state = self.lock();
                 state.silent = state.connections;
+            }
+            Act::Cut => {
+                let mut state = self.lock();
+                state.reset = state.connections;
+                for client in state.open.values().filter_map(|ends| ends.first()) {
+                    // The other side sees nothing of it, but our thread wakes.
+                    client.shutdown(Shutdown::Read).ok();
+                }
             }
             Act::Error(error) => {
                 let packet = Packet::error(0, &error, true);
@@ -500,25 +505,21 @@ impl Connection<'_> {
 
     /// Ends the connection for both sides. An RST is what the system sends
     /// when the last descriptor of a socket that does not linger is closed.
-    fn end(&self) {
-        let ends = self.shared.lock().open.remove(&self.number);
-        if self.reset {
-            return;
+    fn end(&self) -> io::Result<()> {
+        let mut state = self.shared.lock();
+        let ends = state.open.remove(&self.number);
+        if self.reset || self.number <= state.reset {
+            let at_once = libc::linger {
+                l_onoff: 1,
+                l_linger: 0,
+            };
+            socket::setsockopt(&self.client, sockopt::Linger, &at_once)?;
+            return Ok(());
         }
         for stream in ends.iter().flatten().chain([&self.client]) {
             stream.shutdown(Shutdown::Both).ok();
         }
-    }
-
-    /// Ends the connection so that the client gets an RST.
-    fn cut(&mut self) -> io::Result<Then> {
-        let at_once = libc::linger {
-            l_onoff: 1,
-            l_linger: 0,
-        };
-        setsockopt(&self.client, sockopt::Linger, &at_once)?;
-        self.reset = true;
-        Ok(Then::Ends)
+        Ok(())
     }
 
     fn connect(&self, port: u16) -> io::Result<TcpStream> {
@@ -712,7 +713,10 @@ impl Connection<'_> {
     /// Does what has nothing to do with an answer.
     fn act(&mut self, act: Act) -> io::Result<Then> {
         match act {
-            Act::Cut => self.cut(),
+            Act::Cut => {
+                self.reset = true;
+                Ok(Then::Ends)
+            }
             Act::Hold => {
                 drop(self.shared.wait_until(|_| false));
                 Ok(Then::Ends)
@@ -742,6 +746,19 @@ impl Connection<'_> {
     fn raw(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.shared.may_pass(self.number)?;
         io::Write::write_all(&mut self.client, bytes)
+    }
+}
+
+/// Listens on a free port that was asked for by its number: such a socket keeps
+/// its port while it does not listen, so that connections are refused and no
+/// other program gets them.
+fn listen() -> io::Result<TcpListener> {
+    loop {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        // Somebody else may have been faster.
+        if let Ok(listener) = TcpListener::bind(("127.0.0.1", port)) {
+            return Ok(listener);
+        }
     }
 }
 
