@@ -194,7 +194,7 @@ const CONNECTING: &[Fault] = &[
     at(Greeting, "error 1053: the server shuts down", Act::Error(SHUTDOWN), Once, &[NO_CONTACT, RAN]),
     at(Greeting, "error 1053: the server shuts down", Act::Error(SHUTDOWN), Always, &[NO_CONTACT, NO_ANSWER]),
     at(Greeting, "error 1129: this host is blocked", Act::Error(BLOCKED), Always, &[REFUSED, REFUSED]),
-    at(Login, "silence during the login", Act::Hold, Once, &[NO_ANSWER, RAN_LATE]),
+    at(Login, "silence during the login", Act::Hold, Always, &[NO_ANSWER, NO_ANSWER]),
     at(Login, "reset during the login", Act::Cut, Once, &[NO_CONTACT, RAN]),
     at(Login, "an answer to the login that makes no sense", Act::Garbage, Once, &[NO_CONTACT, RAN]),
     at(Login, "error 1045: access denied", Act::Error(DENIED), Always, &[REFUSED, REFUSED]),

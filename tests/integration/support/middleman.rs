@@ -8,13 +8,14 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::AsRawFd as _;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use dblock::clock::{self, Tick};
 use nix::libc;
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{self, Backlog, sockopt};
 
 use super::wait;
 use super::wire::{self, Packet, ServerError};
@@ -130,6 +131,7 @@ pub(crate) struct Sent {
 #[derive(Debug)]
 struct Shared {
     port: u16,
+    listener: TcpListener,
     behind: Behind,
     state: Mutex<State>,
     changed: Condvar,
@@ -207,17 +209,18 @@ impl Stage {
 impl Middleman {
     /// Starts a proxy that lets everything pass.
     pub(crate) fn start(behind: Behind) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
+        let listener = listen().expect("there is a free port");
         let port = listener.local_addr().expect("it has an address").port();
         let shared = Arc::new(Shared {
             port,
+            listener,
             behind,
             state: Mutex::default(),
             changed: Condvar::new(),
         });
         shared.lock().listening = true;
         let proxy = Arc::clone(&shared);
-        spawn(move || proxy.serve(listener));
+        spawn(move || proxy.serve());
         Self { shared }
     }
 
@@ -280,7 +283,7 @@ impl Drop for Middleman {
     fn drop(&mut self) {
         self.shared.switch(Mode::Gone);
         self.shared.cut_all();
-        self.shared.wake();
+        self.shared.stop_listening();
     }
 }
 
@@ -323,14 +326,15 @@ impl Shared {
         }
     }
 
-    /// Wakes the thread that accepts connections.
-    fn wake(&self) {
-        TcpStream::connect(("127.0.0.1", self.port)).ok();
+    /// Stops listening, which also wakes the thread that accepts connections.
+    fn stop_listening(&self) {
+        // It may have stopped already.
+        socket::shutdown(self.listener.as_raw_fd(), socket::Shutdown::Read).ok();
     }
 
     fn go_down(&self) {
         self.switch(Mode::Down);
-        self.wake();
+        self.stop_listening();
         drop(self.wait_until(|state| !state.listening));
         self.cut_all();
     }
@@ -342,25 +346,16 @@ impl Shared {
 
     /// Accepts connections as long as the port is to be open, and again when
     /// it is to be open again.
-    fn serve(self: &Arc<Self>, first: TcpListener) {
-        let mut listener = Some(first);
+    fn serve(self: &Arc<Self>) {
         loop {
-            if let Some(open) = listener.take() {
-                self.accept(&open);
-                // Connections that nobody has accepted are reset by this.
-                drop(open);
-                self.announce(false);
-            }
+            self.accept();
+            self.announce(false);
             if self.wait_until(|state| state.mode != Mode::Down).mode == Mode::Gone {
                 return;
             }
-            // Another program could have got the port meanwhile only by asking
-            // for it by number.
-            listener = TcpListener::bind(("127.0.0.1", self.port)).ok();
-            match listener {
-                Some(_) => self.announce(true),
-                None => self.pause(Duration::from_millis(10)),
-            }
+            let queue = Backlog::MAXALLOWABLE;
+            socket::listen(&self.listener, queue).expect("the port is kept");
+            self.announce(true);
         }
     }
 
@@ -369,8 +364,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    fn accept(self: &Arc<Self>, listener: &TcpListener) {
-        for stream in listener.incoming() {
+    fn accept(self: &Arc<Self>) {
+        for stream in self.listener.incoming() {
             if matches!(self.lock().mode, Mode::Down | Mode::Gone) {
                 return;
             }
@@ -518,7 +513,7 @@ impl Connection<'_> {
                 l_onoff: 1,
                 l_linger: 0,
             };
-            setsockopt(&self.client, sockopt::Linger, &at_once)?;
+            socket::setsockopt(&self.client, sockopt::Linger, &at_once)?;
             return Ok(());
         }
         for stream in ends.iter().flatten().chain([&self.client]) {
@@ -751,6 +746,19 @@ impl Connection<'_> {
     fn raw(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.shared.may_pass(self.number)?;
         io::Write::write_all(&mut self.client, bytes)
+    }
+}
+
+/// Listens on a free port that was asked for by its number: such a socket keeps
+/// its port while it does not listen, so that connections are refused and no
+/// other program gets them.
+fn listen() -> io::Result<TcpListener> {
+    loop {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        // Somebody else may have been faster.
+        if let Ok(listener) = TcpListener::bind(("127.0.0.1", port)) {
+            return Ok(listener);
+        }
     }
 }
 
