@@ -46,7 +46,7 @@ const WAIT: Duration = Duration::from_secs(8);
 const SLACK: Duration = Duration::from_secs(3);
 
 /// Cells that are tried at a time. Nearly all of the time is waiting.
-const AT_A_TIME: usize = 24;
+const AT_A_TIME: usize = 20;
 
 /// What the job ends with if nobody ends it.
 const STATUS: i32 = 7;
