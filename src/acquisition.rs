@@ -561,7 +561,11 @@ impl Acquisition {
         // not want to wait; everything else that may pass is, within the time
         // for a first contact.
         let hopeless = match &error {
-            StoreError::Unreachable(_) => self.wanted.patience == Patience::None && !self.answered,
+            // Once there was a connection, it is: the server may be starting
+            // again, and what was asked for may have been carried out.
+            StoreError::Unreachable(_) => {
+                self.wanted.patience == Patience::None && !self.answered && self.failures == 0
+            }
             // Who has seen it written to waits for the failover to end.
             StoreError::ReadOnly(_) => !self.seen,
             other => !other.may_pass(),

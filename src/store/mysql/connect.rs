@@ -39,8 +39,6 @@ pub(super) struct Connected {
     pub(super) host: usize,
     /// The limit for each exchange on it.
     pub(super) call: Duration,
-    /// Whether the session's settings have been made.
-    pub(super) prepared: bool,
     /// Whether it has the user-level lock of a key, which the next waiter
     /// sleeps for.
     pub(super) baton: bool,
@@ -92,7 +90,6 @@ fn attempt(
             peer,
             host: 0,
             call,
-            prepared: false,
             baton: false,
         });
     }
@@ -129,7 +126,6 @@ fn attempt(
                         peer,
                         host,
                         call,
-                        prepared: false,
                         baton: false,
                     });
                 }
@@ -177,7 +173,7 @@ pub(super) fn to_peer(
     call: Duration,
 ) -> Result<Conn, StoreError> {
     // A limit of zero would be none (socket(7), SO_RCVTIMEO).
-    let call = call.max(Duration::from_millis(1));
+    let [connect, call] = [connect, call].map(|limit| limit.max(Duration::from_millis(1)));
     let opts = OptsBuilder::new()
         .user(server.user.clone().or_else(login_name))
         .pass(server.password.as_ref().map(|p| p.reveal().to_owned()))
@@ -188,7 +184,8 @@ pub(super) fn to_peer(
         .max_allowed_packet(Some(MAX_PACKET))
         .stmt_cache_size(0)
         .tcp_connect_timeout(Some(connect))
-        .read_timeout(Some(call))
+        // While it logs in; afterwards each exchange has its own limit.
+        .read_timeout(Some(connect))
         .write_timeout(Some(call))
         .tcp_user_timeout_ms(u32::try_from(call.as_millis()).ok())
         .tcp_keepalive_time_ms(Some(10_000))
@@ -202,7 +199,9 @@ pub(super) fn to_peer(
             .ip_or_hostname(Some(address.ip().to_string()))
             .tcp_port(address.port()),
     };
-    Conn::new(opts).map_err(|error| fault::at_login(&error, server))
+    let conn = Conn::new(opts).map_err(|error| fault::at_login(&error, server))?;
+    set_limit(&conn, call);
+    Ok(conn)
 }
 
 /// Sets how long an answer may take on a connection. The driver lets it be set

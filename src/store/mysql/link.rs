@@ -108,7 +108,8 @@ impl Link {
     }
 
     /// Sends the statements in one packet, connecting first if need be. The
-    /// session's settings travel with the first packet of a connection.
+    /// session's settings travel with each packet: a pool on the way may give
+    /// each one another connection to the server.
     pub(super) fn exchange(&mut self, statements: &[String]) -> Exchange {
         let mut open = match self.open.take() {
             Some(open) => open,
@@ -117,7 +118,7 @@ impl Link {
                 Err(error) => return Exchange::failed(error),
             },
         };
-        let mut settings = self.settings(&open);
+        let mut settings = self.session(open.call);
         let mut answers = Vec::new();
         let mut sent = send(&mut open.conn, &settings, statements, &mut answers);
         if let Err(error) = &sent
@@ -126,14 +127,13 @@ impl Link {
             && fault::fixes_clock(error)
         {
             self.reset_clock = false;
-            settings = self.settings(&open);
+            settings = self.session(open.call);
             sent = send(&mut open.conn, &settings, statements, &mut answers);
         }
-        let expected = settings.len() + statements.len();
+        let expected = 1 + statements.len();
         let error = match sent {
             Ok(()) if answers.len() == expected => {
                 self.read_only = 0;
-                open.prepared = true;
                 self.open = Some(open);
                 None
             }
@@ -147,8 +147,7 @@ impl Link {
                 if fault.other_host {
                     self.first = open.host + 1;
                 }
-                if fault.in_step && answers.len() >= settings.len() {
-                    open.prepared = true;
+                if fault.in_step && !answers.is_empty() {
                     self.open = Some(open);
                 }
                 Some(self.unless_all_are_read_only(fault.error))
@@ -157,17 +156,8 @@ impl Link {
         if self.open.is_none() {
             self.set_live(None);
         }
-        let answers = answers.split_off(settings.len().min(answers.len()));
+        let answers = answers.split_off(1.min(answers.len()));
         Exchange { answers, error }
-    }
-
-    /// Returns what must go before the first statement of a connection.
-    fn settings(&self, open: &Connected) -> Vec<String> {
-        if open.prepared {
-            Vec::new()
-        } else {
-            vec![self.session(open.call)]
-        }
     }
 
     /// Sends a statement that the server is to answer only after `longer` at
@@ -177,9 +167,12 @@ impl Link {
         statement: String,
         longer: Duration,
     ) -> Result<Answer, StoreError> {
-        if let Some(open) = &self.open {
-            connect::set_limit(&open.conn, open.call + longer);
-        }
+        let open = match self.open.take() {
+            Some(open) => open,
+            None => self.connect()?,
+        };
+        connect::set_limit(&open.conn, open.call + longer);
+        self.open = Some(open);
         let mut exchange = self.exchange(&[statement]);
         if let Some(open) = &self.open {
             connect::set_limit(&open.conn, open.call);
@@ -279,20 +272,24 @@ impl Canceller for LinkCanceller {
             && let Ok(mut second) = connect::to_peer(&self.server, &peer, self.limit, self.limit)
         {
             // Whether it worked shows in the answer to the call itself.
-            send(&mut second, &[], &[sql::kill(number)], &mut Vec::new()).ok();
+            send(&mut second, &sql::kill(number), &[], &mut Vec::new()).ok();
         }
     }
 }
 
-/// Sends a packet and reads every result set and every row into `answers`.
+/// Sends a packet, its first statement first, and reads every result set and every row into `answers`.
 /// The driver's shorter ways hide the errors of all statements but the first.
 fn send(
     conn: &mut Conn,
-    settings: &[String],
+    settings: &str,
     statements: &[String],
     answers: &mut Vec<Answer>,
 ) -> mysql::Result<()> {
-    let packet = [settings, statements].concat().join(";\n");
+    let mut packet = settings.to_owned();
+    for statement in statements {
+        packet.push_str(";\n");
+        packet.push_str(statement);
+    }
     let mut result = conn.query_iter(packet)?;
     while let Some(mut set) = result.iter() {
         let mut answer = Answer {

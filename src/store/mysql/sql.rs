@@ -18,9 +18,11 @@ use crate::store::{End, Revive, WAITER_FORGOTTEN};
 const NOW: &str = "(TIMESTAMPDIFF(MICROSECOND,'1970-01-01',UTC_TIMESTAMP(3)) DIV 1000)";
 
 /// Settings of a session. They only limit waits, undo what a server may
-/// preset, and fix the character set of answers; none gives a statement its
-/// meaning, except `autocommit`, without which nothing would be committed, and
-/// `sql_select_limit`, which would cut answers short.
+/// preset, and fix the character set of answers. They travel with each packet,
+/// because some would change what a statement means: without `autocommit`
+/// nothing would be committed, `sql_select_limit` and `max_join_size` would cut
+/// answers short, and some modes take an empty text for a null or the
+/// assignments of an UPDATE all at once.
 pub(super) fn session(lock_wait_seconds: u64, idle_seconds: u64, reset_clock: bool) -> String {
     let clock = if reset_clock {
         "timestamp=DEFAULT, "
@@ -29,7 +31,8 @@ pub(super) fn session(lock_wait_seconds: u64, idle_seconds: u64, reset_clock: bo
     };
     format!(
         "SET SESSION autocommit=1, {clock}character_set_results=utf8mb4, \
-         sql_select_limit=18446744073709551615, sql_safe_updates=0, \
+         sql_mode='STRICT_ALL_TABLES', sql_select_limit=18446744073709551615, \
+         sql_safe_updates=0, sql_big_selects=1, \
          innodb_lock_wait_timeout={lock_wait_seconds}, lock_wait_timeout={lock_wait_seconds}, \
          wait_timeout={idle_seconds}"
     )

@@ -1,4 +1,4 @@
-//! What the tests stand on: servers, a proxy that breaks, dblock itself, and
+//! What the tests stand on: servers, proxies that break, dblock itself, and
 //! waiting with a limit.
 
 pub(crate) mod database;
@@ -8,6 +8,7 @@ pub(crate) mod family;
 pub(crate) mod frozen;
 pub(crate) mod janitor;
 pub(crate) mod jobs;
+pub(crate) mod middleman;
 pub(crate) mod outcome;
 pub(crate) mod place;
 pub(crate) mod process;
@@ -17,6 +18,7 @@ pub(crate) mod running;
 pub(crate) mod server;
 pub(crate) mod users;
 pub(crate) mod wait;
+pub(crate) mod wire;
 
 /// The one password of all tests. No output may hold it.
 pub(crate) const PASSWORD: &str = "s3cr3t-pw";
