@@ -12,6 +12,7 @@ use crate::store::{Initialized, Limits, MYSQL_SCHEMA};
 const GRANTS: &str = "
 -- The least rights of the account that dblock logs in with. Replace the names.
 -- GRANT SELECT, INSERT, UPDATE, DELETE ON `DATABASE`.dblock_lock TO 'USER'@'HOST';
+-- GRANT SELECT, INSERT, UPDATE, DELETE ON `DATABASE`.dblock_waiter TO 'USER'@'HOST';
 -- GRANT SELECT ON `DATABASE`.dblock_meta TO 'USER'@'HOST';
 ";
 

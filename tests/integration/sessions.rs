@@ -114,7 +114,7 @@ fn the_life_of_a_lease(caller: &Caller<'_>) {
 }
 
 fn expiry_and_takeover(caller: &Caller<'_>, earlier: &Value) {
-    let first = caller.acquire(KEY, "1s");
+    let first = caller.acquire(KEY, "3s");
     let seen = caller.look(KEY);
     wait::until("the lease to expire", || {
         let row = caller.look(KEY);

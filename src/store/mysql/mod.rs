@@ -187,8 +187,8 @@ impl Store for MysqlStore {
         }
         packet.push(sql::forget_insert_id());
         let insert = packet.len();
-        packet.push(sql::acquire(request, sql::Turn::First));
-        packet.push(sql::acquire(request, sql::Turn::Second));
+        packet.push(sql::acquire(request, sql::Round::First));
+        packet.push(sql::acquire(request, sql::Round::Second));
         packet.push(sql::holders(Some(&request.key)));
         self.keeps_baton = self.queue && request.kind == Kind::Run && request.terms.slots == 1;
         if self.keeps_baton && !self.link.has_baton() {

@@ -87,7 +87,7 @@ fn is_free(terms: &Terms) -> String {
 /// was drawn since the first, a new token is. Otherwise, as nearly always, the
 /// second changes nothing and costs no commit. What the first was granted is
 /// told by `LAST_INSERT_ID()`, after [`forget_insert_id`].
-pub(super) fn acquire(request: &Request, turn: Turn) -> String {
+pub(super) fn acquire(request: &Request, round: Round) -> String {
     let claimant = &request.claimant;
     let terms = &request.terms;
     let after = |length: Duration| format!("{NOW}+{}", to_millis(length));
@@ -111,7 +111,7 @@ pub(super) fn acquire(request: &Request, turn: Turn) -> String {
         ("expire_at", after(request.ttl.get())),
     ];
     let mut taken = is_free(terms);
-    if turn == Turn::Second {
+    if round == Round::Second {
         append(
             &mut taken,
             format_args!(
@@ -142,7 +142,7 @@ pub(super) fn forget_insert_id() -> String {
 
 /// Which of the two times [`acquire`] is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum Round {
     /// Takes the slot.
     First,
     /// Takes it too if it has become free, and sees to the token.
@@ -454,8 +454,8 @@ mod tests {
             kind: crate::lock::Kind::Run,
             claimant: crate::lock::Claimant::default(),
         };
-        for turn in [Turn::First, Turn::Second] {
-            let statement = acquire(&request, turn);
+        for round in [Round::First, Round::Second] {
+            let statement = acquire(&request, round);
             let update = statement.split("UPDATE ").nth(1).expect("an update part");
             let (first, rest) = update.split_once(",owner_id=").expect("both parts");
             assert!(first.starts_with("token=IF("), "{update}");
