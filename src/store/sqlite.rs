@@ -274,7 +274,7 @@ impl Store for SqliteStore {
                      note, delay_ms, keep_until, done_until) \
                      VALUES (?1, ?2, ?3, ?4, ?5, ?6, CAST(unixepoch('subsec') * 1000 AS INTEGER), \
                      ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, \
-                     CAST(unixepoch('subsec') * 1000 AS INTEGER) + ?18)",
+                     iif(?18 = 0, 0, CAST(unixepoch('subsec') * 1000 AS INTEGER) + ?18))",
                 )?
                 .execute(params![
                     request.key.as_str(),
@@ -293,7 +293,10 @@ impl Store for SqliteStore {
                     claimant.command,
                     claimant.note,
                     signed(to_millis(terms.lock_delay)),
-                    signed(now.millis + to_millis(terms.at_least)),
+                    match terms.at_least {
+                        Duration::ZERO => 0,
+                        length => signed(now.millis + to_millis(length)),
+                    },
                     signed(to_millis(terms.once_per.unwrap_or_default())),
                 ])?;
             let grant = Grant {

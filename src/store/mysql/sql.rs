@@ -91,6 +91,11 @@ pub(super) fn acquire(request: &Request, round: Round) -> String {
     let claimant = &request.claimant;
     let terms = &request.terms;
     let after = |length: Duration| format!("{NOW}+{}", to_millis(length));
+    // What is not asked for must not begin to count when the clock is set back.
+    let if_any = |length: Duration| match length {
+        Duration::ZERO => "0".to_owned(),
+        length => after(length),
+    };
     let own = owner(&request.owner);
     let columns: [(&str, String); 16] = [
         ("owner_id", own.clone()),
@@ -106,8 +111,8 @@ pub(super) fn acquire(request: &Request, round: Round) -> String {
         ("note", optional(claimant.note.as_deref())),
         ("state", "'held'".to_owned()),
         ("delay_ms", to_millis(terms.lock_delay).to_string()),
-        ("keep_until", after(terms.at_least)),
-        ("done_until", after(terms.once_per.unwrap_or_default())),
+        ("keep_until", if_any(terms.at_least)),
+        ("done_until", if_any(terms.once_per.unwrap_or_default())),
         ("expire_at", after(request.ttl.get())),
     ];
     let mut taken = is_free(terms);
