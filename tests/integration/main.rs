@@ -25,6 +25,7 @@ mod failover;
 mod generated;
 mod grant;
 mod guard;
+mod library;
 mod limits;
 mod loss;
 mod run;
