@@ -56,6 +56,26 @@ pub enum Ended {
 pub struct Lease(Watch);
 
 /// A view of a [`Lease`], for other threads. It does not keep the lease.
+///
+/// ```
+/// use std::time::Duration;
+/// use dblock::client::{Client, Standing};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let url = format!("sqlite:{}", folder.path().join("locks.db").display());
+/// # let locks = Client::open(&url)?;
+/// let lease = locks.lock("k")?.acquire()?.held().expect("it is free");
+/// let watch = lease.watch();
+/// let watchman = std::thread::spawn(move || match watch.wait(Duration::MAX) {
+///     Standing::Lost(loss) => eprintln!("stop at once: {loss}"),
+///     _ => {} // given back: all is well
+/// });
+/// // The work stands here.
+/// lease.release()?;
+/// watchman.join().expect("it does not panic");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Watch(Arc<Shared>);
 
