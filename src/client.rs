@@ -2,7 +2,7 @@
 //!
 //! Everything here blocks, and nothing has effects on the process around it:
 //! no signal handler is installed, no process started, nothing printed. A
-//! [`Lease`] has two threads while it lives.
+//! [`Lease`] has two threads while it lives, on which all signals are blocked.
 //!
 //! # A lease that is renewed in the background
 //!

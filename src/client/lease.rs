@@ -16,6 +16,7 @@ use crate::inbox::{Inbox, Incoming};
 use crate::keeper::{Call, Keeper};
 use crate::lock::{Grant, Owner, Token, Ttl};
 use crate::renewal::{Loss, Outcome, Plan, Renewal, Step};
+use crate::signals;
 use crate::store::{End, Store, StoreError};
 
 /// How long a drop waits for the lease to be given back.
@@ -274,11 +275,13 @@ pub(super) fn acquire(
     store: Box<dyn Store>,
     cancel: Option<CancelHandle>,
 ) -> Result<Attempt<Lease>, Error> {
-    let inbox = Inbox::without_signals()?;
-    let keeper = Keeper::start(store, inbox.postbox())?;
-    let bell = bell()?;
     let (tell, told) = mpsc::channel();
-    let work = move || live(wanted, plan, inbox, keeper, bell, cancel.as_ref(), &tell);
+    let work = move || {
+        signals::leave_to_other_threads();
+        if let Err(refused) = live(wanted, plan, store, cancel.as_ref(), &tell) {
+            tell.send(refused).ok();
+        }
+    };
     // Before the lock is asked for: without a thread nothing is granted.
     thread::Builder::new()
         .name("dblock-lease".into())
@@ -292,34 +295,26 @@ pub(super) fn acquire(
     }
 }
 
-/// The life of the renewing thread.
+/// The life of the renewing thread. Returns what to tell if nothing is granted.
 fn live(
     wanted: Wanted,
     plan: Plan,
-    mut inbox: Inbox,
-    mut keeper: Keeper,
-    bell: EventFd,
+    store: Box<dyn Store>,
     cancel: Option<&CancelHandle>,
     tell: &mpsc::Sender<Told>,
-) {
+) -> Result<(), Told> {
+    let failed = |error: io::Error| Err(Error::from(error));
+    let mut inbox = Inbox::without_signals().map_err(failed)?;
+    let mut keeper = Keeper::start(store, inbox.postbox()).map_err(failed)?;
+    let bell = bell().map_err(failed)?;
     let ttl = wanted.ttl;
-    let won = match obtain(wanted, &mut inbox, &mut keeper, cancel) {
-        Ok(Ok(won)) => won,
-        Ok(Err(refusal)) => {
-            tell.send(refused(refusal)).ok();
-            return;
-        }
-        Err(error) => {
-            tell.send(Err(error.into())).ok();
-            return;
-        }
-    };
+    let won = obtain(wanted, &mut inbox, &mut keeper, cancel).map_err(failed)?;
     let Won {
         grant,
         sent,
         former,
         ..
-    } = won;
+    } = won.map_err(refused)?;
     let worker = Worker {
         shared: Arc::new(Shared {
             grant,
@@ -335,6 +330,7 @@ fn live(
     };
     // If the system cannot wait any more, the worker's end is a loss.
     worker.work(tell).ok();
+    Ok(())
 }
 
 /// What renews. Its end, also by a panic, is told as a loss if the lease is

@@ -7,7 +7,7 @@ use std::{fs, panic, thread};
 
 use dblock::client::{Attempt, CancelHandle, Client, Ended, Error, Lease, Lock, Loss, Standing};
 use dblock::lock::{Claimant, Grant, Holder, Key, Owner, Request, Token, Ttl, Waiter};
-use dblock::store::memory::{MemoryStore, MemoryWorld};
+use dblock::store::memory::{Fault, MemoryStore, MemoryWorld};
 use dblock::store::{
     Acquired, End, Endpoint, Initialized, Limits, Released, Renewed, Revive, Store, StoreError,
     Waited,
@@ -123,12 +123,41 @@ fn a_lease_is_renewed_until_it_is_released(place: &Place) {
     place.assert_free("k");
 }
 
-/// Returns the set of signals that this process handles; see
-/// proc_pid_status(5).
+/// Returns the set of signals that this process handles.
 fn caught_signals() -> String {
     let status = fs::read_to_string("/proc/self/status").expect("the kernel shows it");
-    let line = status.lines().find(|line| line.starts_with("SigCgt:"));
-    line.expect("the kernel shows it").to_owned()
+    field(&status, "SigCgt:").to_owned()
+}
+
+/// Returns a field of a status; see proc_pid_status(5).
+fn field<'a>(status: &'a str, name: &str) -> &'a str {
+    let mut lines = status.lines();
+    let value = lines.find_map(|line| line.strip_prefix(name));
+    value.expect("the kernel shows it").trim()
+}
+
+/// The program's handlers run on its own threads.
+#[test]
+fn signals_do_not_reach_the_threads_of_a_lease() {
+    let place = Place::embedded();
+    let _lease = held(lock(&place).acquire());
+    // SIGTERM among them; those of other tests may just have begun.
+    const TERM: u64 = 1 << 14;
+    wait::until("the threads to block signals", || {
+        let threads = fs::read_dir("/proc/self/task").expect("the kernel shows them");
+        let all = threads.flatten().map(|thread| thread.path().join("status"));
+        // One may end while it is looked at.
+        let all = all.filter_map(|status| fs::read_to_string(status).ok());
+        let ours: Vec<u64> = all
+            .filter(|status| field(status, "Name:") == "dblock-lease")
+            .map(|status| u64::from_str_radix(field(&status, "SigBlk:"), 16).expect("a set"))
+            .collect();
+        if !ours.is_empty() && ours.iter().all(|blocked| blocked & TERM != 0) {
+            Ok(())
+        } else {
+            Err(format!("{ours:x?}"))
+        }
+    });
 }
 
 fn a_deleted_row_is_told_at_the_next_renewal(place: &Place) {
@@ -488,6 +517,69 @@ fn a_client_may_be_shared_and_a_lease_moved_and_watched() {
     shared::<dblock::client::Watch>();
     shared::<dblock::client::ByHand>();
     shared::<Error>();
+}
+
+/// A store in memory whose first client meets these faults.
+#[derive(Debug)]
+struct Faulty(MemoryWorld, Mutex<Vec<Fault>>);
+
+impl Endpoint for Faulty {
+    fn open(&self, _: Limits) -> Box<dyn Store> {
+        let store = self.0.connect();
+        for fault in self.1.lock().expect("nobody has failed").drain(..) {
+            store.script().then(fault);
+        }
+        Box::new(store)
+    }
+}
+
+/// Returns a lock with a TTL of 2 s on such a store, and its rows.
+fn faulty(faults: Vec<Fault>) -> (Lock, impl Fn() -> Vec<Holder>) {
+    let world = MemoryWorld::new();
+    let endpoint: Box<dyn Endpoint> = Box::new(Faulty(world.clone(), Mutex::new(faults)));
+    let lock = Client::from(endpoint).lock("k").expect("a key");
+    let rows = move || world.connect().holders(None).expect("it has no faults");
+    (lock.ttl(2 * SECOND), rows)
+}
+
+/// More than half of the TTL.
+const LATE: Fault = Fault::DelayReply(Duration::from_millis(1100));
+
+#[test]
+fn a_lease_that_is_granted_late_is_proven_before_it_is_given_out() {
+    let (lock, rows) = faulty(vec![LATE]);
+    let lease = held(lock.acquire());
+    assert_eq!(rows()[0].renewals, 1);
+    assert!(lease.is_held());
+}
+
+#[test]
+fn a_lease_that_cannot_be_proven_is_given_back() {
+    let refused = Fault::Refuse(StoreError::ReadOnly("failover".into()));
+    let (lock, rows) = faulty(vec![LATE, Fault::Pass, refused]);
+    let answer = lock.acquire();
+    assert!(matches!(answer, Err(Error::Unproven(_))), "{answer:?}");
+    assert_eq!(rows(), []);
+
+    let (lock, rows) = faulty(vec![LATE]);
+    let answer = lock.acquire_by_hand();
+    assert!(matches!(answer, Err(Error::Unproven(_))), "{answer:?}");
+    assert_eq!(rows(), []);
+}
+
+#[test]
+fn an_unknown_outcome_is_found_out() {
+    // The first attempt's row is in the way of the second.
+    let (lock, rows) = faulty(vec![Fault::LoseReply]);
+    let lease = held(lock.acquire());
+    assert_eq!(rows()[0].grant, *lease.grant());
+    assert_eq!(lease.release().expect("it is told"), Ended::Released);
+
+    // The second attempt to release finds that the first has worked.
+    let (lock, rows) = faulty(vec![Fault::Pass, Fault::LoseReply]);
+    let lease = held(lock.acquire());
+    assert_eq!(lease.release().expect("it is told"), Ended::Released);
+    assert_eq!(rows(), []);
 }
 
 /// A thread that dies is a loss, and no silence.
