@@ -95,7 +95,7 @@ pub enum Command {
 }
 
 /// Where the lock lives, and how much is told.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Store")]
 pub struct StoreArgs {
     /// Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH

@@ -30,7 +30,7 @@ const FAR_AWAY: Duration = Duration::from_secs(1 << 32);
 pub enum Incoming {
     /// A signal reached this process.
     Signal(Sig),
-    /// The guard has something to report.
+    /// The guard, or whoever else is listened to, has something to report.
     Guard,
     /// The keeper answered.
     Answer(Answer),
@@ -41,7 +41,7 @@ pub enum Incoming {
 /// Collects what happens.
 #[derive(Debug)]
 pub struct Inbox {
-    relay: Relay,
+    relay: Option<Relay>,
     answers: mpsc::Receiver<Answer>,
     sender: mpsc::Sender<Answer>,
     bell: Arc<EventFd>,
@@ -70,6 +70,20 @@ impl Inbox {
     ///
     /// Returns an error if the system has no descriptors to give.
     pub fn new(relay: Relay) -> io::Result<Self> {
+        let inbox = Self::without_signals()?;
+        Ok(Self {
+            relay: Some(relay),
+            ..inbox
+        })
+    }
+
+    /// Returns an inbox for a keeper's answers alone: the signals of a program
+    /// that uses the library are its own affair.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the system has no descriptors to give.
+    pub fn without_signals() -> io::Result<Self> {
         let (sender, answers) = mpsc::channel();
         let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let timer = TimerFd::new(
@@ -77,7 +91,7 @@ impl Inbox {
             TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK,
         )?;
         Ok(Self {
-            relay,
+            relay: None,
             answers,
             sender,
             bell: Arc::new(bell),
@@ -96,7 +110,8 @@ impl Inbox {
 
     /// Waits until something happens, at the latest until `moment`, and
     /// returns all that has happened, in the order signals, guard, answers,
-    /// timer. `guard` is what the guard tells its reports through.
+    /// timer. `guard` is what the guard tells its reports through, or another
+    /// descriptor that is readable when there is something to look at.
     ///
     /// # Errors
     ///
@@ -118,21 +133,22 @@ impl Inbox {
         }
         loop {
             let mut fds = vec![
-                PollFd::new(self.relay.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.bell.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.timer.as_fd(), PollFlags::POLLIN),
             ];
+            let signals = self.relay.as_ref().map(AsFd::as_fd);
+            fds.extend(signals.map(|signals| PollFd::new(signals, PollFlags::POLLIN)));
             fds.extend(guard.map(|guard| PollFd::new(guard, PollFlags::POLLIN)));
             match poll(&mut fds, PollTimeout::NONE) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(error) => return Err(error.into()),
             }
-            let rang = fds[2].any() == Some(true);
-            let reported = fds.get(3).is_some_and(|guard| guard.any() == Some(true));
-            let mut happened: Vec<_> = self
-                .relay
-                .pending()
+            let rang = fds[1].any() == Some(true);
+            let reported = guard.is_some() && fds.last().and_then(PollFd::any) == Some(true);
+            let signals = self.relay.as_mut().map(Relay::pending);
+            let mut happened: Vec<_> = signals
                 .into_iter()
+                .flatten()
                 .map(Incoming::Signal)
                 .collect();
             if reported {

@@ -40,6 +40,14 @@ pub struct GraceError {
     most: Duration,
 }
 
+impl GraceError {
+    /// Returns the longest grace period that fits the TTL.
+    #[must_use]
+    pub fn most(&self) -> Duration {
+        self.most
+    }
+}
+
 fn show(length: &Duration) -> humantime::FormattedDuration {
     humantime::format_duration(*length)
 }

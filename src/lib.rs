@@ -2,11 +2,31 @@
 //! starts the job, renews the lease, stops the job if the lease is lost, and
 //! frees the lock when the last process of the job is gone.
 //!
-//! ARCHITECTURE.md tells the way of a run through the modules.
+//! Rust programs that want a lock without a job around it use [`client`]:
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let url = format!("sqlite:{}", folder.path().join("locks.db").display());
+//! let locks = dblock::client::Client::open(&url)?;
+//! if let Some(lease) = locks.lock("nightly-report")?.acquire()?.held() {
+//!     lease.check()?; // before each step: ends here if the lease is lost
+//!     lease.release()?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The other modules are what the command is made of. They are public so that
+//! programs and tests can use them, and may change with each version, except
+//! for the words of [`lock`] and the contract of [`store`] as far as [`client`]
+//! uses them. ARCHITECTURE.md tells the way of a run through the modules.
 
 pub mod acquisition;
+pub mod by_hand;
 pub mod child;
 pub mod cli;
+pub mod client;
 pub mod clock;
 mod commands;
 pub mod config;
@@ -18,6 +38,7 @@ pub mod lease;
 pub mod lock;
 pub mod origin;
 pub mod output;
+pub mod renewal;
 pub mod signals;
 pub mod store;
 pub mod supervise;

@@ -222,13 +222,14 @@ pub(crate) fn serialize_millis<S: Serializer>(
 }
 
 /// What a lease is held by: a running `dblock run`, which renews it and stops
-/// its job when it is lost, or a script that called `dblock acquire`.
+/// its job when it is lost, or a program that does the same for its own work,
+/// or a script that called `dblock acquire`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Held by `dblock run`.
+    /// Held by `dblock run`, or by a program, and renewed.
     Run,
-    /// Held by hand, through `dblock acquire`.
+    /// Held by hand, through `dblock acquire` or by a program.
     Acquire,
     /// Kept shut by an operator, through `dblock block`.
     Block,

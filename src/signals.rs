@@ -214,6 +214,14 @@ impl Inherited {
     }
 }
 
+/// Keeps all signals from this thread and from those that it starts: handlers
+/// of the program around the library run on the program's own threads, and
+/// interrupt no call here.
+pub fn leave_to_other_threads() {
+    // It cannot fail with valid arguments (pthread_sigmask(3)).
+    SigSet::all().thread_block().ok();
+}
+
 /// Makes sure that children can be waited for, also if SIGCHLD was ignored.
 ///
 /// # Errors

@@ -14,13 +14,12 @@ use std::time::Duration;
 
 use anyhow::Error;
 
+use crate::by_hand::{give_back, patiently};
 use crate::cli::{Cli, Command, StoreArgs};
-use crate::clock;
 use crate::config;
 use crate::exit::Exit;
-use crate::lock::Grant;
 use crate::output::{self, Console};
-use crate::store::{End, Limits, Released, Store, StoreError};
+use crate::store::{Limits, Store};
 
 /// Carries out a command and says in one line what went wrong, if anything.
 pub(crate) fn carry_out(cli: &Cli) -> Exit {
@@ -44,49 +43,6 @@ pub(crate) fn carry_out(cli: &Cli) -> Exit {
 fn failed(error: &Error) -> Exit {
     Console::default().say(&format_args!("{error:#}"));
     Exit::of(error)
-}
-
-/// Makes a call that may be repeated until it is answered, within the limit
-/// for a connection. `call` is told whether an earlier attempt may have been
-/// carried out.
-fn patiently<T>(
-    limit: Duration,
-    mut call: impl FnMut(bool) -> Result<T, StoreError>,
-) -> Result<T, StoreError> {
-    let give_up = clock::now() + limit;
-    let mut doubtful = false;
-    loop {
-        match call(doubtful) {
-            // A connection that cannot be made is not tried again: whoever
-            // calls by hand sees it sooner.
-            Err(error @ (StoreError::Transient(_) | StoreError::Unavailable(_)))
-                if clock::now() < give_up =>
-            {
-                doubtful |= error.outcome_unknown();
-                let pause = Duration::from_millis(fastrand::u64(20..100));
-                std::thread::park_timeout(pause);
-            }
-            other => return other,
-        }
-    }
-}
-
-/// Gives a lease back. A row that is gone after an attempt of unknown outcome
-/// was given back by that one.
-fn give_back(
-    store: &mut dyn Store,
-    grant: &Grant,
-    end: End,
-    limit: Duration,
-) -> Result<Released, StoreError> {
-    patiently(limit, |doubtful| {
-        let released = store.release(grant, end)?;
-        Ok(if doubtful {
-            Released::Released
-        } else {
-            released
-        })
-    })
 }
 
 /// Returns the store that the arguments and the configuration name, for a

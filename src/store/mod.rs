@@ -344,7 +344,7 @@ impl Limits {
 }
 
 /// Where a store is: a URL that was understood, with its secret.
-pub trait Endpoint: Debug + Send {
+pub trait Endpoint: Debug + Send + Sync {
     /// Returns a store that connects at its first call.
     fn open(&self, limits: Limits) -> Box<dyn Store>;
 }

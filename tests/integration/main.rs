@@ -26,6 +26,7 @@ mod faults;
 mod generated;
 mod grant;
 mod guard;
+mod library;
 mod limits;
 mod loss;
 mod run;
