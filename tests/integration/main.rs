@@ -35,3 +35,4 @@ mod storm;
 mod terminal;
 mod tree;
 mod unkillable;
+mod words;
