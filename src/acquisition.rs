@@ -508,7 +508,7 @@ impl Acquisition {
             return self.end(refusal, now);
         }
         let terms = self.wanted.terms;
-        let taken: Vec<Holder> = holders
+        let mut taken: Vec<Holder> = holders
             .into_iter()
             .filter(|row| row.state.excludes(&terms))
             .collect();
@@ -540,6 +540,10 @@ impl Acquisition {
             return self.pause(self.vanished, now);
         }
         self.vanished = 0;
+        // The holders of other slots do not stand in the way of a fixed one.
+        if let Some(slot) = self.wanted.slot {
+            taken.retain(|row| row.state == State::Blocked || row.grant.slot == slot);
+        }
         self.holders = taken;
         if self.is_over(now) {
             let holders = std::mem::take(&mut self.holders);
