@@ -590,7 +590,7 @@ fn values_out_of_range_are_usage_errors(place: &Place) {
     for options in [
         &["--slots", "0"][..],
         &["--slots", "1001"],
-        &["--slots", "-1"],
+        &["--slots", "1.5"],
         &["--slots", "65536"],
         &["--slots", "x"],
         &["--slots", ""],
