@@ -94,7 +94,7 @@ fn traces(place: &Place<'_>) -> [String; 3] {
             "SELECT COUNT(*) FROM information_schema.processlist WHERE user = '{user}'"
         )),
         one("SELECT IS_USED_LOCK(CONCAT('dblock:', \
-             LEFT(SHA1(CONCAT(DATABASE(), 0x00, _utf8mb4 'k')), 32)))"),
+             LEFT(SHA2(CONCAT(DATABASE(), 0x00, _utf8mb4 'k'), 256), 32)))"),
         one("SELECT COUNT(*) FROM dblock_waiter"),
     ]
 }
@@ -484,7 +484,7 @@ fn crowd(server: &Server, count: usize, window: Duration) -> Crowd {
         "mkdir '{alone}' || echo overlap; date +%s%N >> '{file}'; rmdir '{alone}' || echo overlap"
     );
     let running: Vec<_> = (0..count)
-        .map(|_| waiting(&place).job(&job).start())
+        .map(|_| waiting(&place).arg("--quiet").job(&job).start())
         .collect();
     let shown = format!(
         "SELECT COUNT(*) FROM {}.dblock_waiter",
