@@ -349,7 +349,9 @@ pub(super) fn a_release_leaves_what_its_terms_ask_for(bench: &dyn Bench) {
 
 /// Terms, how the job ended, and the row that is left: its state, and for how
 /// long from the grant on.
-fn outcomes() -> [(Terms, End, Option<(State, Duration)>); 8] {
+type Left = (Terms, End, Option<(State, Duration)>);
+
+fn outcomes() -> [Left; 8] {
     let both = Terms {
         at_least: AN_HOUR,
         ..once_per(A_DAY)
