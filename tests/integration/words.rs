@@ -10,6 +10,7 @@ use crate::support::dblock::Dblock;
 use crate::support::family::Family;
 use crate::support::on_every_store;
 use crate::support::place::{Gate, Place};
+use crate::support::proxy::Proxy;
 use crate::support::running::Running;
 use crate::support::server::Server;
 use crate::support::wait;
@@ -24,6 +25,7 @@ on_every_store!(
     a_job_that_was_not_started_closes_nothing,
     a_job_that_has_succeeded_is_skipped,
     a_success_is_cleared_by_force_release,
+    terms_hold_for_what_is_held_by_hand,
     a_crash_keeps_the_key_shut_for_the_lock_delay,
     a_loss_keeps_the_key_shut_for_the_lock_delay,
     a_clean_end_knows_no_lock_delay,
@@ -358,6 +360,47 @@ fn a_success_is_cleared_by_force_release(place: &Place) {
     .took_at_most(wait::LIMIT);
 }
 
+/// What is taken and given back by hand is under the same terms.
+fn terms_hold_for_what_is_held_by_hand(place: &Place) {
+    let acquire = |options: &[&str]| {
+        let acquire = place.dblock().args(["acquire", "--key", "k", "--json"]);
+        acquire.args(options).run().code(0).quiet().json()
+    };
+    let release = |owner: &Value| {
+        let owner = owner.as_str().expect("an owner id");
+        let release = place
+            .dblock()
+            .args(["release", "--key", "k", "--owner", owner]);
+        release.run()
+    };
+    let one = acquire(&["--slots", "2", "--slot-by", "123456789"]);
+    assert_eq!(one["slot"], 0xcbf4_3926_u32 % 2);
+    let two = acquire(&["--slots", "2"]);
+    assert_eq!(two["slot"], 1);
+    for grant in [&one, &two] {
+        release(&grant["owner"]).code(0).quiet();
+    }
+    place.assert_free("k");
+
+    let closing = acquire(&["--at-least", AN_HOUR]);
+    release(&closing["owner"]).code(0).quiet();
+    assert_eq!(state(place), "closing");
+    release(&closing["owner"]).code(77);
+    let force = ["force-release", "k", "--yes"];
+    place.dblock().args(force).run().code(0);
+
+    let done = acquire(&["--once-per", AN_HOUR]);
+    release(&done["owner"]).code(0).quiet();
+    let again = ["acquire", "--key", "k", "--wait", "--once-per", AN_HOUR];
+    place
+        .dblock()
+        .args(again)
+        .run()
+        .code(75)
+        .one_line(&["done"]);
+    acquire(&[]);
+}
+
 // After an unclean end.
 
 /// Waits for the key with a job that holds it, and checks that it was granted
@@ -422,6 +465,27 @@ fn a_loss_keeps_the_key_shut_for_the_lock_delay(place: &Place) {
     let left = place.row("k");
     assert_eq!((&left.owner, left.token), (&row.owner, row.token));
     granted_not_before(place, left.expire_at + 4000);
+}
+
+/// The network is cut for good: dblock loses its lease by time, and cannot
+/// touch the row.
+#[test]
+fn a_cut_network_keeps_the_key_shut_for_the_lock_delay() {
+    let place = Place::mariadb();
+    let proxy = Proxy::start(place.database().server().port());
+    let url = place.database().url_at(proxy.port());
+    let run = place.run("k").env("DBLOCK_URL", url);
+    let run = run.args(["--ttl", "3s", "--lock-delay", "3s"]);
+    let mut running = run.job("echo $$; exec sleep 30").start();
+    let job = running.job();
+    proxy.hold();
+    let row = place.row("k");
+    running.wait().code(76).says(&["\"k\""]);
+    assert!(!job.is_alive());
+    let left = place.row("k");
+    assert_eq!((&left.owner, left.token), (&row.owner, row.token));
+    assert_shut(&place);
+    granted_not_before(&place, left.expire_at + 3000);
 }
 
 fn a_clean_end_knows_no_lock_delay(place: &Place) {
