@@ -31,6 +31,7 @@ on_every_store!(
     waiters_outlive_a_holder_that_is_killed,
     a_waiter_that_is_killed_stands_in_nobodys_way,
     five_slots_are_used_by_many,
+    a_slot_that_is_given_back_is_taken_soon,
 );
 
 /// Starts a job that prints its process id and waits at the gate, and waits
@@ -576,27 +577,67 @@ const SLOT_FREE: Duration = Duration::from_secs(5);
 
 fn five_slots_are_used_by_many(place: &Place) {
     let witness = place.file("witness");
-    let witness = witness.display();
     let job = format!(
-        "echo $(date +%s%N) 1 >> '{witness}'; sleep 0.$((2 + $$ % 6)); \
-         echo $(date +%s%N) -1 >> '{witness}'"
+        "echo $(date +%s%N) 1 >> '{0}'; sleep 0.$((2 + $$ % 6)); echo $(date +%s%N) -1 >> '{0}'",
+        witness.display()
     );
     let limit = Instant::now() + long().unwrap_or(Duration::from_secs(6));
-    let end = thread::scope(|scope| {
-        for _ in 0..PROCESSES {
-            scope.spawn(|| {
-                while Instant::now() < limit {
-                    let run = place.run("k").args(["--slots", "5", "--wait"]);
-                    run.job(&job).run().code(0).quiet();
+    let in_turn = || {
+        let mut longest = Duration::ZERO;
+        while Instant::now() < limit {
+            let run = place.run("k").args(["--slots", "5", "--wait", "--quiet"]);
+            let running = run.job(&job).start();
+            let left = limit.saturating_duration_since(Instant::now());
+            wait::within(left + LONG_LIMIT, "a slot", || {
+                if running.process().is_alive() {
+                    Err(running.facts())
+                } else {
+                    Ok(())
                 }
             });
+            longest = longest.max(running.wait().code(0).quiet().took);
         }
+        longest
+    };
+    let (end, patience) = thread::scope(|scope| {
+        let loops: Vec<_> = (0..PROCESSES).map(|_| scope.spawn(in_turn)).collect();
         thread::sleep(limit.saturating_duration_since(Instant::now()));
-        now_ns()
+        let end = now_ns();
+        let longest = loops
+            .into_iter()
+            .map(|one| one.join().expect("it ends well"));
+        (end, longest.max())
     });
-    let (grants, longest) = assert_shared(&place.file("witness"), end);
+    let (grants, longest) = assert_shared(&witness, end);
     tell(&format!(
-        "{PROCESSES} processes, {SLOTS} slots: {grants} grants, a slot free for {longest:?}"
+        "{PROCESSES} processes, {SLOTS} slots: {grants} grants, a slot free for {longest:?}, \
+         a call took {patience:?} at most"
+    ));
+    assert!(longest < SLOT_FREE, "a slot was free for {longest:?}");
+    place.assert_free("k");
+    await_waiters(place, 0);
+}
+
+/// Nobody comes anew: it is those who wait already that must notice.
+fn a_slot_that_is_given_back_is_taken_soon(place: &Place) {
+    let witness = place.file("witness");
+    let job = format!(
+        "echo $(date +%s%N) 1 >> '{0}'; sleep 0.$((2 + $$ % 6)); echo $(date +%s%N) -1 >> '{0}'",
+        witness.display()
+    );
+    let calls: Vec<_> = (0..PROCESSES)
+        .map(|_| {
+            let run = place.run("k").args(["--slots", "5", "--wait", "--quiet"]);
+            run.job(&job).start()
+        })
+        .collect();
+    for one in calls {
+        one.wait().code(0).quiet();
+    }
+    let (grants, longest) = assert_shared(&witness, now_ns());
+    assert_eq!(grants, PROCESSES);
+    tell(&format!(
+        "{PROCESSES} waiters, {SLOTS} slots: a slot free for {longest:?}"
     ));
     assert!(longest < SLOT_FREE, "a slot was free for {longest:?}");
     place.assert_free("k");
