@@ -94,6 +94,9 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(3200));
 /// First and longest pause between looks of the first waiter in a queue.
 const PAUSE_FIRST: (Duration, Duration) = (Duration::from_millis(80), Duration::from_millis(500));
+/// The same where nobody wakes it: of several holders none can keep the baton.
+const PAUSE_FIRST_FOR_SLOTS: (Duration, Duration) =
+    (Duration::from_millis(80), Duration::from_millis(150));
 /// Pause of a waiter without a connection for each that is ahead of it, and
 /// the longest.
 const PAUSE_FAR: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(20));
@@ -434,6 +437,9 @@ impl Acquisition {
         }
         let pause = match waited.turn {
             Turn::Look => return self.look(now),
+            Turn::First if self.wanted.terms.slots > 1 => {
+                self.jittered(PAUSE_FIRST_FOR_SLOTS, self.looks.saturating_sub(1))
+            }
             Turn::First => self.jittered(PAUSE_FIRST, self.looks.saturating_sub(1)),
             Turn::NoQueue => self.jittered(PAUSE, self.looks.saturating_sub(1)),
             Turn::Far => {
@@ -508,7 +514,7 @@ impl Acquisition {
             return self.end(refusal, now);
         }
         let terms = self.wanted.terms;
-        let taken: Vec<Holder> = holders
+        let mut taken: Vec<Holder> = holders
             .into_iter()
             .filter(|row| row.state.excludes(&terms))
             .collect();
@@ -540,6 +546,10 @@ impl Acquisition {
             return self.pause(self.vanished, now);
         }
         self.vanished = 0;
+        // The holders of other slots do not stand in the way of a fixed one.
+        if let Some(slot) = self.wanted.slot {
+            taken.retain(|row| row.state == State::Blocked || row.grant.slot == slot);
+        }
         self.holders = taken;
         if self.is_over(now) {
             let holders = std::mem::take(&mut self.holders);

@@ -117,30 +117,39 @@ fn slice(clients: &mut [impl Client], length: Duration) -> Tally {
     sum
 }
 
+/// Returns a client of dblock's store.
+pub(crate) fn open(database: &Database<'_>) -> Box<dyn Store> {
+    let secret = Secret::new(PASSWORD.to_owned());
+    let endpoint = store::endpoint(&database.url(), Some(secret)).expect("a URL");
+    endpoint.open(Limits::for_command(LIMIT))
+}
+
+/// Returns an attempt to take the one key.
+pub(crate) fn request() -> Request {
+    Request {
+        key: Key::new("k").expect("a key"),
+        slot: 0,
+        terms: Terms::default(),
+        ttl: Ttl::new(LIMIT).expect("a TTL"),
+        owner: Owner::generate(),
+        former: Vec::new(),
+        kind: Kind::Run,
+        claimant: Claimant::default(),
+    }
+}
+
 /// A client by dblock's own store.
 struct Dblock(Box<dyn Store>);
 
 impl Dblock {
     fn new(database: &Database<'_>) -> Self {
-        let secret = Secret::new(PASSWORD.to_owned());
-        let endpoint = store::endpoint(&database.url(), Some(secret)).expect("a URL");
-        Self(endpoint.open(Limits::for_command(LIMIT)))
+        Self(open(database))
     }
 }
 
 impl Client for Dblock {
     fn attempt(&mut self, tally: &mut Tally) {
-        let request = Request {
-            key: Key::new("k").expect("a key"),
-            slot: 0,
-            terms: Terms::default(),
-            ttl: Ttl::new(LIMIT).expect("a TTL"),
-            owner: Owner::generate(),
-            former: Vec::new(),
-            kind: Kind::Run,
-            claimant: Claimant::default(),
-        };
-        let grant = match self.0.acquire(&request) {
+        let grant = match self.0.acquire(&request()) {
             Ok(Acquired::Granted(grant)) => grant,
             Ok(Acquired::Busy(_) | Acquired::Contested(..)) => {
                 tally.busy += 1;

@@ -34,6 +34,7 @@ mod short_runs;
 )]
 mod support;
 mod turns;
+mod waiting;
 
 use std::env;
 use std::process::ExitCode;
@@ -49,6 +50,8 @@ const GROUPS: &[Group] = &[
     ("guard", short_runs::guard),
     ("memory", memory::measure),
     ("contention", contention::measure),
+    ("hand-off", waiting::hand_off),
+    ("crowd", waiting::crowd),
 ];
 
 fn main() -> ExitCode {

@@ -18,6 +18,8 @@ pub(crate) enum Goal {
     Millis(f64),
     /// At most so many mebibytes.
     Mebibytes(f64),
+    /// At most so many a second.
+    PerSecond(f64),
     /// No goal is stated: for the record.
     None,
 }
@@ -25,7 +27,10 @@ pub(crate) enum Goal {
 impl Goal {
     fn limit(self) -> Option<f64> {
         match self {
-            Self::Times(limit) | Self::Millis(limit) | Self::Mebibytes(limit) => Some(limit),
+            Self::Times(limit)
+            | Self::Millis(limit)
+            | Self::Mebibytes(limit)
+            | Self::PerSecond(limit) => Some(limit),
             Self::None => None,
         }
     }
@@ -35,6 +40,7 @@ impl Goal {
             Self::Times(limit) => format!("at most {limit} x"),
             Self::Millis(limit) => format!("at most {limit} ms"),
             Self::Mebibytes(limit) => format!("at most {limit} MiB"),
+            Self::PerSecond(limit) => format!("at most {limit} /s"),
             Self::None => "-".to_owned(),
         }
     }
@@ -44,6 +50,7 @@ impl Goal {
             Self::Times(_) | Self::None => " x",
             Self::Millis(_) => " ms",
             Self::Mebibytes(_) => " MiB",
+            Self::PerSecond(_) => " /s",
         }
     }
 }

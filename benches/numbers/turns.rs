@@ -12,6 +12,12 @@ const WARM_UP: u32 = 5;
 pub(crate) struct Turns(Vec<Duration>);
 
 impl Turns {
+    /// Returns durations that were taken elsewhere.
+    pub(crate) fn of(mut durations: Vec<Duration>) -> Self {
+        durations.sort();
+        Self(durations)
+    }
+
     /// Returns the duration that this part of all turns stays below.
     fn quantile(&self, part: f64) -> Duration {
         let last = self.0.len() - 1;
@@ -60,9 +66,5 @@ pub(crate) fn take(mut programs: Vec<Command>, turns: u32) -> Vec<Turns> {
             }
         }
     }
-    let sorted = |mut durations: Vec<Duration>| {
-        durations.sort();
-        Turns(durations)
-    };
-    taken.into_iter().map(sorted).collect()
+    taken.into_iter().map(Turns::of).collect()
 }

@@ -38,3 +38,5 @@ mod storm;
 mod terminal;
 mod tree;
 mod unkillable;
+mod waiting;
+mod words;

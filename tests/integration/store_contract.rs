@@ -4,6 +4,8 @@
 //! single store does beyond the contract is tested elsewhere, but for the
 //! tables that MySQL's store must refuse, which stand at the end.
 
+mod words;
+
 use std::any::Any;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,6 +24,7 @@ use tempfile::TempDir;
 use crate::support::database::Database;
 use crate::support::server::{Server, query_on};
 use crate::support::{PASSWORD, wait};
+use words::*;
 
 /// A server, or what stands for one, that belongs to one test alone.
 trait Bench: Sync {
@@ -93,7 +96,7 @@ fn acquire(store: &mut dyn Store, request: &Request) -> Grant {
         Ok(Acquired::Granted(grant)) => {
             assert_eq!(grant.key, request.key);
             assert_eq!(grant.owner, request.owner);
-            assert_eq!(grant.slot, 0);
+            assert_eq!(grant.slot, request.slot);
             grant
         }
         other => panic!("{} was not granted: {other:?}", request.key),
@@ -1209,6 +1212,24 @@ macro_rules! contract {
                 keys_of_full_length_keep_their_last_byte,
                 texts_survive_unchanged,
                 holders_come_in_the_order_of_their_bytes,
+                slots_are_rows_of_their_own,
+                another_number_of_slots_is_contested,
+                an_expired_row_has_no_say_about_slots,
+                a_block_refuses_new_grants_and_leaves_holders,
+                a_block_can_be_changed_and_taken_away,
+                a_block_ends_by_itself,
+                a_success_concerns_those_who_ask_for_once_per,
+                a_success_beside_contests_a_free_slot,
+                a_release_leaves_what_its_terms_ask_for,
+                a_dropped_lease_leaves_nothing,
+                a_closed_row_is_no_lease_any_more,
+                at_least_outlives_a_crash,
+                a_crashed_run_has_not_succeeded,
+                a_delay_keeps_an_expired_lease_shut,
+                a_delay_is_not_for_a_clean_release,
+                a_takeover_forgets_the_terms_before,
+                waiters_are_shown_in_the_order_of_their_arrival,
+                a_wait_ends_within_its_limit,
             }
             tests! { $setup::bare:
                 init_may_be_called_by_many_at_once,

@@ -242,8 +242,14 @@ impl Store for MysqlStore {
         let rows = holders(exchange.answer(1)?)?;
         // No row was changed, yet a row of ours that could have been is there:
         // the two statements were answered by servers that do not agree.
+        // A row that was given back and is kept shut could not have been.
         let contradicts = rows.iter().any(|row| {
-            row.grant == *grant && (revive == Revive::Allowed || row.state == State::Held)
+            row.grant == *grant
+                && match row.state {
+                    State::Held => true,
+                    State::Expired => revive == Revive::Allowed,
+                    State::Closing | State::Done | State::Blocked => false,
+                }
         });
         if contradicts {
             return Err(StoreError::Unavailable(format!(

@@ -297,7 +297,7 @@ pub(super) fn pass_baton(key: &Key) -> String {
 
 fn baton(key: &Key) -> String {
     format!(
-        "CONCAT('dblock:',LEFT(SHA1(CONCAT(DATABASE(),0x00,{})),32))",
+        "CONCAT('dblock:',LEFT(SHA2(CONCAT(DATABASE(),0x00,{}),256),32))",
         text(key.as_str())
     )
 }
