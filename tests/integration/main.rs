@@ -18,15 +18,18 @@
 mod support;
 
 mod adverse;
+mod check;
 mod clocks;
 mod endings;
 mod exit_codes;
 mod failover;
+mod fencing;
 mod generated;
 mod grant;
 mod guard;
 mod limits;
 mod loss;
+mod nesting;
 mod run;
 mod settings;
 mod signals;
