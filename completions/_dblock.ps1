@@ -32,6 +32,8 @@ Register-ArgumentCompleter -Native -CommandName 'dblock' -ScriptBlock {
             [CompletionResult]::new('check', 'check', [CompletionResultType]::ParameterValue, 'Ask whether a lease is still held')
             [CompletionResult]::new('status', 'status', [CompletionResultType]::ParameterValue, 'Show who holds which locks')
             [CompletionResult]::new('force-release', 'force-release', [CompletionResultType]::ParameterValue, 'Take a lock away from its holder')
+            [CompletionResult]::new('block', 'block', [CompletionResultType]::ParameterValue, 'Refuse new grants of a key, for maintenance')
+            [CompletionResult]::new('unblock', 'unblock', [CompletionResultType]::ParameterValue, 'Allow grants of a blocked key again')
             [CompletionResult]::new('init', 'init', [CompletionResultType]::ParameterValue, 'Create the tables, or check that they are right')
             [CompletionResult]::new('completions', 'completions', [CompletionResultType]::ParameterValue, 'Print completions for a shell')
             [CompletionResult]::new('help', 'help', [CompletionResultType]::ParameterValue, 'Print this message or the help of the given subcommand(s)')
@@ -46,6 +48,12 @@ Register-ArgumentCompleter -Native -CommandName 'dblock' -ScriptBlock {
             [CompletionResult]::new('--wait', '--wait', [CompletionResultType]::ParameterName, 'Wait up to D if the key is busy; without D, for ever')
             [CompletionResult]::new('-E', '-E ', [CompletionResultType]::ParameterName, 'Exit with this status if the key is busy')
             [CompletionResult]::new('--busy-exit', '--busy-exit', [CompletionResultType]::ParameterName, 'Exit with this status if the key is busy')
+            [CompletionResult]::new('--slots', '--slots', [CompletionResultType]::ParameterName, 'Let N holders have the key at once; all who use the key must say the same')
+            [CompletionResult]::new('--slot-by', '--slot-by', [CompletionResultType]::ParameterName, 'With --slots, take only the slot that VALUE is hashed to')
+            [CompletionResult]::new('--at-least', '--at-least', [CompletionResultType]::ParameterName, 'Keep the key closed for at least D after the grant, even if the job ends sooner')
+            [CompletionResult]::new('--once-per', '--once-per', [CompletionResultType]::ParameterName, 'Skip if a run with this option was granted less than D ago and succeeded')
+            [CompletionResult]::new('--lock-delay', '--lock-delay', [CompletionResultType]::ParameterName, 'If the lease is lost, let nobody have the key for a further D')
+            [CompletionResult]::new('--wake', '--wake', [CompletionResultType]::ParameterName, 'How to learn that the key is free: woken by the server if possible, or by looking')
             [CompletionResult]::new('--note', '--note', [CompletionResultType]::ParameterName, 'A text that status shows, such as the address of a CI job')
             [CompletionResult]::new('--kill-after', '--kill-after', [CompletionResultType]::ParameterName, 'Kill the job D after it was asked to end; default: a quarter of the TTL, at most 10s')
             [CompletionResult]::new('--timeout', '--timeout', [CompletionResultType]::ParameterName, 'End the job if it takes longer than D; status 124')
@@ -56,6 +64,7 @@ Register-ArgumentCompleter -Native -CommandName 'dblock' -ScriptBlock {
             [CompletionResult]::new('--connect-timeout', '--connect-timeout', [CompletionResultType]::ParameterName, 'Time for a connection, with all its phases, while no lease is held; default: 5s')
             [CompletionResult]::new('-n', '-n', [CompletionResultType]::ParameterName, 'Give up at once if the key is busy (this is the default)')
             [CompletionResult]::new('--no-wait', '--no-wait', [CompletionResultType]::ParameterName, 'Give up at once if the key is busy (this is the default)')
+            [CompletionResult]::new('--reentrant', '--reentrant', [CompletionResultType]::ParameterName, 'If the job that this runs in holds the key, run the command under that lease')
             [CompletionResult]::new('--pass-credentials', '--pass-credentials', [CompletionResultType]::ParameterName, 'Leave the variables with dblock''s credentials in the job''s environment')
             [CompletionResult]::new('--local', '--local', [CompletionResultType]::ParameterName, 'Use a file of this user; it excludes this user''s processes on this host only')
             [CompletionResult]::new('-q', '-q', [CompletionResultType]::ParameterName, 'Say nothing about a busy key')
@@ -75,6 +84,12 @@ Register-ArgumentCompleter -Native -CommandName 'dblock' -ScriptBlock {
             [CompletionResult]::new('--wait', '--wait', [CompletionResultType]::ParameterName, 'Wait up to D if the key is busy; without D, for ever')
             [CompletionResult]::new('-E', '-E ', [CompletionResultType]::ParameterName, 'Exit with this status if the key is busy')
             [CompletionResult]::new('--busy-exit', '--busy-exit', [CompletionResultType]::ParameterName, 'Exit with this status if the key is busy')
+            [CompletionResult]::new('--slots', '--slots', [CompletionResultType]::ParameterName, 'Let N holders have the key at once; all who use the key must say the same')
+            [CompletionResult]::new('--slot-by', '--slot-by', [CompletionResultType]::ParameterName, 'With --slots, take only the slot that VALUE is hashed to')
+            [CompletionResult]::new('--at-least', '--at-least', [CompletionResultType]::ParameterName, 'Keep the key closed for at least D after the grant, even if the job ends sooner')
+            [CompletionResult]::new('--once-per', '--once-per', [CompletionResultType]::ParameterName, 'Skip if a run with this option was granted less than D ago and succeeded')
+            [CompletionResult]::new('--lock-delay', '--lock-delay', [CompletionResultType]::ParameterName, 'If the lease is lost, let nobody have the key for a further D')
+            [CompletionResult]::new('--wake', '--wake', [CompletionResultType]::ParameterName, 'How to learn that the key is free: woken by the server if possible, or by looking')
             [CompletionResult]::new('--note', '--note', [CompletionResultType]::ParameterName, 'A text that status shows, such as the address of a CI job')
             [CompletionResult]::new('--url', '--url', [CompletionResultType]::ParameterName, 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH')
             [CompletionResult]::new('--config', '--config', [CompletionResultType]::ParameterName, 'Read this configuration file instead of the usual ones')
@@ -136,6 +151,7 @@ Register-ArgumentCompleter -Native -CommandName 'dblock' -ScriptBlock {
             [CompletionResult]::new('--url', '--url', [CompletionResultType]::ParameterName, 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH')
             [CompletionResult]::new('--config', '--config', [CompletionResultType]::ParameterName, 'Read this configuration file instead of the usual ones')
             [CompletionResult]::new('--connect-timeout', '--connect-timeout', [CompletionResultType]::ParameterName, 'Time for a connection, with all its phases, while no lease is held; default: 5s')
+            [CompletionResult]::new('--print-sql', '--print-sql', [CompletionResultType]::ParameterName, 'If it is held, print the SQL statement that fails in a transaction unless it still is')
             [CompletionResult]::new('--local', '--local', [CompletionResultType]::ParameterName, 'Use a file of this user; it excludes this user''s processes on this host only')
             [CompletionResult]::new('-q', '-q', [CompletionResultType]::ParameterName, 'Say nothing about a busy key')
             [CompletionResult]::new('--quiet', '--quiet', [CompletionResultType]::ParameterName, 'Say nothing about a busy key')
@@ -182,6 +198,38 @@ Register-ArgumentCompleter -Native -CommandName 'dblock' -ScriptBlock {
             [CompletionResult]::new('--help', '--help', [CompletionResultType]::ParameterName, 'Print help (see more with ''--help'')')
             break
         }
+        'dblock;block' {
+            [CompletionResult]::new('-k', '-k', [CompletionResultType]::ParameterName, 'The lock''s key, as an option')
+            [CompletionResult]::new('--key', '--key', [CompletionResultType]::ParameterName, 'The lock''s key, as an option')
+            [CompletionResult]::new('--for', '--for', [CompletionResultType]::ParameterName, 'End by itself after D; without it, with ''dblock unblock'' only')
+            [CompletionResult]::new('--reason', '--reason', [CompletionResultType]::ParameterName, 'Why, for those who find the key busy')
+            [CompletionResult]::new('--url', '--url', [CompletionResultType]::ParameterName, 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH')
+            [CompletionResult]::new('--config', '--config', [CompletionResultType]::ParameterName, 'Read this configuration file instead of the usual ones')
+            [CompletionResult]::new('--connect-timeout', '--connect-timeout', [CompletionResultType]::ParameterName, 'Time for a connection, with all its phases, while no lease is held; default: 5s')
+            [CompletionResult]::new('--local', '--local', [CompletionResultType]::ParameterName, 'Use a file of this user; it excludes this user''s processes on this host only')
+            [CompletionResult]::new('-q', '-q', [CompletionResultType]::ParameterName, 'Say nothing about a busy key')
+            [CompletionResult]::new('--quiet', '--quiet', [CompletionResultType]::ParameterName, 'Say nothing about a busy key')
+            [CompletionResult]::new('-v', '-v', [CompletionResultType]::ParameterName, 'Tell what happens')
+            [CompletionResult]::new('--verbose', '--verbose', [CompletionResultType]::ParameterName, 'Tell what happens')
+            [CompletionResult]::new('-h', '-h', [CompletionResultType]::ParameterName, 'Print help (see more with ''--help'')')
+            [CompletionResult]::new('--help', '--help', [CompletionResultType]::ParameterName, 'Print help (see more with ''--help'')')
+            break
+        }
+        'dblock;unblock' {
+            [CompletionResult]::new('-k', '-k', [CompletionResultType]::ParameterName, 'The lock''s key, as an option')
+            [CompletionResult]::new('--key', '--key', [CompletionResultType]::ParameterName, 'The lock''s key, as an option')
+            [CompletionResult]::new('--url', '--url', [CompletionResultType]::ParameterName, 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH')
+            [CompletionResult]::new('--config', '--config', [CompletionResultType]::ParameterName, 'Read this configuration file instead of the usual ones')
+            [CompletionResult]::new('--connect-timeout', '--connect-timeout', [CompletionResultType]::ParameterName, 'Time for a connection, with all its phases, while no lease is held; default: 5s')
+            [CompletionResult]::new('--local', '--local', [CompletionResultType]::ParameterName, 'Use a file of this user; it excludes this user''s processes on this host only')
+            [CompletionResult]::new('-q', '-q', [CompletionResultType]::ParameterName, 'Say nothing about a busy key')
+            [CompletionResult]::new('--quiet', '--quiet', [CompletionResultType]::ParameterName, 'Say nothing about a busy key')
+            [CompletionResult]::new('-v', '-v', [CompletionResultType]::ParameterName, 'Tell what happens')
+            [CompletionResult]::new('--verbose', '--verbose', [CompletionResultType]::ParameterName, 'Tell what happens')
+            [CompletionResult]::new('-h', '-h', [CompletionResultType]::ParameterName, 'Print help')
+            [CompletionResult]::new('--help', '--help', [CompletionResultType]::ParameterName, 'Print help')
+            break
+        }
         'dblock;init' {
             [CompletionResult]::new('--url', '--url', [CompletionResultType]::ParameterName, 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH')
             [CompletionResult]::new('--config', '--config', [CompletionResultType]::ParameterName, 'Read this configuration file instead of the usual ones')
@@ -209,6 +257,8 @@ Register-ArgumentCompleter -Native -CommandName 'dblock' -ScriptBlock {
             [CompletionResult]::new('check', 'check', [CompletionResultType]::ParameterValue, 'Ask whether a lease is still held')
             [CompletionResult]::new('status', 'status', [CompletionResultType]::ParameterValue, 'Show who holds which locks')
             [CompletionResult]::new('force-release', 'force-release', [CompletionResultType]::ParameterValue, 'Take a lock away from its holder')
+            [CompletionResult]::new('block', 'block', [CompletionResultType]::ParameterValue, 'Refuse new grants of a key, for maintenance')
+            [CompletionResult]::new('unblock', 'unblock', [CompletionResultType]::ParameterValue, 'Allow grants of a blocked key again')
             [CompletionResult]::new('init', 'init', [CompletionResultType]::ParameterValue, 'Create the tables, or check that they are right')
             [CompletionResult]::new('completions', 'completions', [CompletionResultType]::ParameterValue, 'Print completions for a shell')
             [CompletionResult]::new('help', 'help', [CompletionResultType]::ParameterValue, 'Print this message or the help of the given subcommand(s)')
@@ -233,6 +283,12 @@ Register-ArgumentCompleter -Native -CommandName 'dblock' -ScriptBlock {
             break
         }
         'dblock;help;force-release' {
+            break
+        }
+        'dblock;help;block' {
+            break
+        }
+        'dblock;help;unblock' {
             break
         }
         'dblock;help;init' {

@@ -19,6 +19,9 @@ _dblock() {
             dblock,acquire)
                 cmd="dblock__subcmd__acquire"
                 ;;
+            dblock,block)
+                cmd="dblock__subcmd__block"
+                ;;
             dblock,check)
                 cmd="dblock__subcmd__check"
                 ;;
@@ -46,8 +49,14 @@ _dblock() {
             dblock,status)
                 cmd="dblock__subcmd__status"
                 ;;
+            dblock,unblock)
+                cmd="dblock__subcmd__unblock"
+                ;;
             dblock__subcmd__help,acquire)
                 cmd="dblock__subcmd__help__subcmd__acquire"
+                ;;
+            dblock__subcmd__help,block)
+                cmd="dblock__subcmd__help__subcmd__block"
                 ;;
             dblock__subcmd__help,check)
                 cmd="dblock__subcmd__help__subcmd__check"
@@ -76,6 +85,9 @@ _dblock() {
             dblock__subcmd__help,status)
                 cmd="dblock__subcmd__help__subcmd__status"
                 ;;
+            dblock__subcmd__help,unblock)
+                cmd="dblock__subcmd__help__subcmd__unblock"
+                ;;
             *)
                 ;;
         esac
@@ -83,7 +95,7 @@ _dblock() {
 
     case "${cmd}" in
         dblock)
-            opts="-h -V --help --version run acquire renew release check status force-release init completions help"
+            opts="-h -V --help --version run acquire renew release check status force-release block unblock init completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -97,7 +109,7 @@ _dblock() {
             return 0
             ;;
         dblock__subcmd__acquire)
-            opts="-k -t -n -w -E -q -v -h --key --ttl --no-wait --wait --busy-exit --note --json --url --local --config --connect-timeout --quiet --verbose --help"
+            opts="-k -t -n -w -E -q -v -h --key --ttl --no-wait --wait --busy-exit --slots --slot-by --at-least --once-per --lock-delay --wake --note --json --url --local --config --connect-timeout --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -135,6 +147,30 @@ _dblock() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --slots)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --slot-by)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --at-least)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --once-per)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --lock-delay)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --wake)
+                    COMPREPLY=($(compgen -W "auto poll" -- "${cur}"))
+                    return 0
+                    ;;
                 --note)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -158,8 +194,50 @@ _dblock() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        dblock__subcmd__block)
+            opts="-k -q -v -h --key --for --reason --url --local --config --connect-timeout --quiet --verbose --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --key)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -k)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --for)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --reason)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --url)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --config)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --connect-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         dblock__subcmd__check)
-            opts="-k -o -q -v -h --key --owner --min-left --url --local --config --connect-timeout --quiet --verbose --help"
+            opts="-k -o -q -v -h --key --owner --min-left --print-sql --url --local --config --connect-timeout --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -265,7 +343,7 @@ _dblock() {
             return 0
             ;;
         dblock__subcmd__help)
-            opts="run acquire renew release check status force-release init completions help"
+            opts="run acquire renew release check status force-release block unblock init completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -279,6 +357,20 @@ _dblock() {
             return 0
             ;;
         dblock__subcmd__help__subcmd__acquire)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        dblock__subcmd__help__subcmd__block)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
@@ -418,6 +510,20 @@ _dblock() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        dblock__subcmd__help__subcmd__unblock)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         dblock__subcmd__init)
             opts="-q -v -h --print-sql --url --local --config --connect-timeout --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
@@ -537,7 +643,7 @@ _dblock() {
             return 0
             ;;
         dblock__subcmd__run)
-            opts="-k -t -n -w -E -q -v -h --key --ttl --no-wait --wait --busy-exit --note --kill-after --timeout --leftovers --report --pass-credentials --url --local --config --connect-timeout --quiet --verbose --help"
+            opts="-k -t -n -w -E -q -v -h --key --ttl --no-wait --wait --busy-exit --slots --slot-by --at-least --once-per --lock-delay --wake --note --kill-after --timeout --leftovers --reentrant --report --pass-credentials --url --local --config --connect-timeout --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -573,6 +679,30 @@ _dblock() {
                     ;;
                 -E)
                     COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --slots)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --slot-by)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --at-least)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --once-per)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --lock-delay)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --wake)
+                    COMPREPLY=($(compgen -W "auto poll" -- "${cur}"))
                     return 0
                     ;;
                 --note)
@@ -616,6 +746,40 @@ _dblock() {
             ;;
         dblock__subcmd__status)
             opts="-k -q -v -h --key --json --watch --url --local --config --connect-timeout --quiet --verbose --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --key)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -k)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --url)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --config)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --connect-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        dblock__subcmd__unblock)
+            opts="-k -q -v -h --key --url --local --config --connect-timeout --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -29,6 +29,8 @@ set edit:completion:arg-completer[dblock] = {|@words|
             cand check 'Ask whether a lease is still held'
             cand status 'Show who holds which locks'
             cand force-release 'Take a lock away from its holder'
+            cand block 'Refuse new grants of a key, for maintenance'
+            cand unblock 'Allow grants of a blocked key again'
             cand init 'Create the tables, or check that they are right'
             cand completions 'Print completions for a shell'
             cand help 'Print this message or the help of the given subcommand(s)'
@@ -42,6 +44,12 @@ set edit:completion:arg-completer[dblock] = {|@words|
             cand --wait 'Wait up to D if the key is busy; without D, for ever'
             cand -E 'Exit with this status if the key is busy'
             cand --busy-exit 'Exit with this status if the key is busy'
+            cand --slots 'Let N holders have the key at once; all who use the key must say the same'
+            cand --slot-by 'With --slots, take only the slot that VALUE is hashed to'
+            cand --at-least 'Keep the key closed for at least D after the grant, even if the job ends sooner'
+            cand --once-per 'Skip if a run with this option was granted less than D ago and succeeded'
+            cand --lock-delay 'If the lease is lost, let nobody have the key for a further D'
+            cand --wake 'How to learn that the key is free: woken by the server if possible, or by looking'
             cand --note 'A text that status shows, such as the address of a CI job'
             cand --kill-after 'Kill the job D after it was asked to end; default: a quarter of the TTL, at most 10s'
             cand --timeout 'End the job if it takes longer than D; status 124'
@@ -52,6 +60,7 @@ set edit:completion:arg-completer[dblock] = {|@words|
             cand --connect-timeout 'Time for a connection, with all its phases, while no lease is held; default: 5s'
             cand -n 'Give up at once if the key is busy (this is the default)'
             cand --no-wait 'Give up at once if the key is busy (this is the default)'
+            cand --reentrant 'If the job that this runs in holds the key, run the command under that lease'
             cand --pass-credentials 'Leave the variables with dblock''s credentials in the job''s environment'
             cand --local 'Use a file of this user; it excludes this user''s processes on this host only'
             cand -q 'Say nothing about a busy key'
@@ -70,6 +79,12 @@ set edit:completion:arg-completer[dblock] = {|@words|
             cand --wait 'Wait up to D if the key is busy; without D, for ever'
             cand -E 'Exit with this status if the key is busy'
             cand --busy-exit 'Exit with this status if the key is busy'
+            cand --slots 'Let N holders have the key at once; all who use the key must say the same'
+            cand --slot-by 'With --slots, take only the slot that VALUE is hashed to'
+            cand --at-least 'Keep the key closed for at least D after the grant, even if the job ends sooner'
+            cand --once-per 'Skip if a run with this option was granted less than D ago and succeeded'
+            cand --lock-delay 'If the lease is lost, let nobody have the key for a further D'
+            cand --wake 'How to learn that the key is free: woken by the server if possible, or by looking'
             cand --note 'A text that status shows, such as the address of a CI job'
             cand --url 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH'
             cand --config 'Read this configuration file instead of the usual ones'
@@ -128,6 +143,7 @@ set edit:completion:arg-completer[dblock] = {|@words|
             cand --url 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH'
             cand --config 'Read this configuration file instead of the usual ones'
             cand --connect-timeout 'Time for a connection, with all its phases, while no lease is held; default: 5s'
+            cand --print-sql 'If it is held, print the SQL statement that fails in a transaction unless it still is'
             cand --local 'Use a file of this user; it excludes this user''s processes on this host only'
             cand -q 'Say nothing about a busy key'
             cand --quiet 'Say nothing about a busy key'
@@ -171,6 +187,36 @@ set edit:completion:arg-completer[dblock] = {|@words|
             cand -h 'Print help (see more with ''--help'')'
             cand --help 'Print help (see more with ''--help'')'
         }
+        &'dblock;block'= {
+            cand -k 'The lock''s key, as an option'
+            cand --key 'The lock''s key, as an option'
+            cand --for 'End by itself after D; without it, with ''dblock unblock'' only'
+            cand --reason 'Why, for those who find the key busy'
+            cand --url 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH'
+            cand --config 'Read this configuration file instead of the usual ones'
+            cand --connect-timeout 'Time for a connection, with all its phases, while no lease is held; default: 5s'
+            cand --local 'Use a file of this user; it excludes this user''s processes on this host only'
+            cand -q 'Say nothing about a busy key'
+            cand --quiet 'Say nothing about a busy key'
+            cand -v 'Tell what happens'
+            cand --verbose 'Tell what happens'
+            cand -h 'Print help (see more with ''--help'')'
+            cand --help 'Print help (see more with ''--help'')'
+        }
+        &'dblock;unblock'= {
+            cand -k 'The lock''s key, as an option'
+            cand --key 'The lock''s key, as an option'
+            cand --url 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH'
+            cand --config 'Read this configuration file instead of the usual ones'
+            cand --connect-timeout 'Time for a connection, with all its phases, while no lease is held; default: 5s'
+            cand --local 'Use a file of this user; it excludes this user''s processes on this host only'
+            cand -q 'Say nothing about a busy key'
+            cand --quiet 'Say nothing about a busy key'
+            cand -v 'Tell what happens'
+            cand --verbose 'Tell what happens'
+            cand -h 'Print help'
+            cand --help 'Print help'
+        }
         &'dblock;init'= {
             cand --url 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH'
             cand --config 'Read this configuration file instead of the usual ones'
@@ -196,6 +242,8 @@ set edit:completion:arg-completer[dblock] = {|@words|
             cand check 'Ask whether a lease is still held'
             cand status 'Show who holds which locks'
             cand force-release 'Take a lock away from its holder'
+            cand block 'Refuse new grants of a key, for maintenance'
+            cand unblock 'Allow grants of a blocked key again'
             cand init 'Create the tables, or check that they are right'
             cand completions 'Print completions for a shell'
             cand help 'Print this message or the help of the given subcommand(s)'
@@ -213,6 +261,10 @@ set edit:completion:arg-completer[dblock] = {|@words|
         &'dblock;help;status'= {
         }
         &'dblock;help;force-release'= {
+        }
+        &'dblock;help;block'= {
+        }
+        &'dblock;help;unblock'= {
         }
         &'dblock;help;init'= {
         }

@@ -33,6 +33,8 @@ complete -c dblock -n "__fish_dblock_needs_command" -f -a "release" -d 'Give a l
 complete -c dblock -n "__fish_dblock_needs_command" -f -a "check" -d 'Ask whether a lease is still held'
 complete -c dblock -n "__fish_dblock_needs_command" -f -a "status" -d 'Show who holds which locks'
 complete -c dblock -n "__fish_dblock_needs_command" -f -a "force-release" -d 'Take a lock away from its holder'
+complete -c dblock -n "__fish_dblock_needs_command" -f -a "block" -d 'Refuse new grants of a key, for maintenance'
+complete -c dblock -n "__fish_dblock_needs_command" -f -a "unblock" -d 'Allow grants of a blocked key again'
 complete -c dblock -n "__fish_dblock_needs_command" -f -a "init" -d 'Create the tables, or check that they are right'
 complete -c dblock -n "__fish_dblock_needs_command" -f -a "completions" -d 'Print completions for a shell'
 complete -c dblock -n "__fish_dblock_needs_command" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
@@ -40,6 +42,13 @@ complete -c dblock -n "__fish_dblock_using_subcommand run" -s k -l key -d 'The l
 complete -c dblock -n "__fish_dblock_using_subcommand run" -s t -l ttl -d 'Length of the lease, 1s to 30d; a bare number is seconds' -r
 complete -c dblock -n "__fish_dblock_using_subcommand run" -s w -l wait -d 'Wait up to D if the key is busy; without D, for ever' -r
 complete -c dblock -n "__fish_dblock_using_subcommand run" -s E -l busy-exit -d 'Exit with this status if the key is busy' -r
+complete -c dblock -n "__fish_dblock_using_subcommand run" -l slots -d 'Let N holders have the key at once; all who use the key must say the same' -r
+complete -c dblock -n "__fish_dblock_using_subcommand run" -l slot-by -d 'With --slots, take only the slot that VALUE is hashed to' -r
+complete -c dblock -n "__fish_dblock_using_subcommand run" -l at-least -d 'Keep the key closed for at least D after the grant, even if the job ends sooner' -r
+complete -c dblock -n "__fish_dblock_using_subcommand run" -l once-per -d 'Skip if a run with this option was granted less than D ago and succeeded' -r
+complete -c dblock -n "__fish_dblock_using_subcommand run" -l lock-delay -d 'If the lease is lost, let nobody have the key for a further D' -r
+complete -c dblock -n "__fish_dblock_using_subcommand run" -l wake -d 'How to learn that the key is free: woken by the server if possible, or by looking' -r -f -a "auto\t'Sleep in the server\'s queue where there is one'
+poll\t'Look now and then'"
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l note -d 'A text that status shows, such as the address of a CI job' -r
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l kill-after -d 'Kill the job D after it was asked to end; default: a quarter of the TTL, at most 10s' -r
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l timeout -d 'End the job if it takes longer than D; status 124' -r
@@ -51,6 +60,7 @@ complete -c dblock -n "__fish_dblock_using_subcommand run" -l url -d 'Use this s
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l config -d 'Read this configuration file instead of the usual ones' -r -F
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l connect-timeout -d 'Time for a connection, with all its phases, while no lease is held; default: 5s' -r
 complete -c dblock -n "__fish_dblock_using_subcommand run" -s n -l no-wait -d 'Give up at once if the key is busy (this is the default)'
+complete -c dblock -n "__fish_dblock_using_subcommand run" -l reentrant -d 'If the job that this runs in holds the key, run the command under that lease'
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l pass-credentials -d 'Leave the variables with dblock\'s credentials in the job\'s environment'
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l local -d 'Use a file of this user; it excludes this user\'s processes on this host only'
 complete -c dblock -n "__fish_dblock_using_subcommand run" -s q -l quiet -d 'Say nothing about a busy key'
@@ -60,6 +70,13 @@ complete -c dblock -n "__fish_dblock_using_subcommand acquire" -s k -l key -d 'T
 complete -c dblock -n "__fish_dblock_using_subcommand acquire" -s t -l ttl -d 'Length of the lease, 1s to 30d; a bare number is seconds' -r
 complete -c dblock -n "__fish_dblock_using_subcommand acquire" -s w -l wait -d 'Wait up to D if the key is busy; without D, for ever' -r
 complete -c dblock -n "__fish_dblock_using_subcommand acquire" -s E -l busy-exit -d 'Exit with this status if the key is busy' -r
+complete -c dblock -n "__fish_dblock_using_subcommand acquire" -l slots -d 'Let N holders have the key at once; all who use the key must say the same' -r
+complete -c dblock -n "__fish_dblock_using_subcommand acquire" -l slot-by -d 'With --slots, take only the slot that VALUE is hashed to' -r
+complete -c dblock -n "__fish_dblock_using_subcommand acquire" -l at-least -d 'Keep the key closed for at least D after the grant, even if the job ends sooner' -r
+complete -c dblock -n "__fish_dblock_using_subcommand acquire" -l once-per -d 'Skip if a run with this option was granted less than D ago and succeeded' -r
+complete -c dblock -n "__fish_dblock_using_subcommand acquire" -l lock-delay -d 'If the lease is lost, let nobody have the key for a further D' -r
+complete -c dblock -n "__fish_dblock_using_subcommand acquire" -l wake -d 'How to learn that the key is free: woken by the server if possible, or by looking' -r -f -a "auto\t'Sleep in the server\'s queue where there is one'
+poll\t'Look now and then'"
 complete -c dblock -n "__fish_dblock_using_subcommand acquire" -l note -d 'A text that status shows, such as the address of a CI job' -r
 complete -c dblock -n "__fish_dblock_using_subcommand acquire" -l url -d 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH' -r
 complete -c dblock -n "__fish_dblock_using_subcommand acquire" -l config -d 'Read this configuration file instead of the usual ones' -r -F
@@ -95,6 +112,7 @@ complete -c dblock -n "__fish_dblock_using_subcommand check" -l min-left -d 'Ans
 complete -c dblock -n "__fish_dblock_using_subcommand check" -l url -d 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH' -r
 complete -c dblock -n "__fish_dblock_using_subcommand check" -l config -d 'Read this configuration file instead of the usual ones' -r -F
 complete -c dblock -n "__fish_dblock_using_subcommand check" -l connect-timeout -d 'Time for a connection, with all its phases, while no lease is held; default: 5s' -r
+complete -c dblock -n "__fish_dblock_using_subcommand check" -l print-sql -d 'If it is held, print the SQL statement that fails in a transaction unless it still is'
 complete -c dblock -n "__fish_dblock_using_subcommand check" -l local -d 'Use a file of this user; it excludes this user\'s processes on this host only'
 complete -c dblock -n "__fish_dblock_using_subcommand check" -s q -l quiet -d 'Say nothing about a busy key'
 complete -c dblock -n "__fish_dblock_using_subcommand check" -s v -l verbose -d 'Tell what happens'
@@ -120,6 +138,24 @@ complete -c dblock -n "__fish_dblock_using_subcommand force-release" -l local -d
 complete -c dblock -n "__fish_dblock_using_subcommand force-release" -s q -l quiet -d 'Say nothing about a busy key'
 complete -c dblock -n "__fish_dblock_using_subcommand force-release" -s v -l verbose -d 'Tell what happens'
 complete -c dblock -n "__fish_dblock_using_subcommand force-release" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dblock -n "__fish_dblock_using_subcommand block" -s k -l key -d 'The lock\'s key, as an option' -r
+complete -c dblock -n "__fish_dblock_using_subcommand block" -l for -d 'End by itself after D; without it, with \'dblock unblock\' only' -r
+complete -c dblock -n "__fish_dblock_using_subcommand block" -l reason -d 'Why, for those who find the key busy' -r
+complete -c dblock -n "__fish_dblock_using_subcommand block" -l url -d 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH' -r
+complete -c dblock -n "__fish_dblock_using_subcommand block" -l config -d 'Read this configuration file instead of the usual ones' -r -F
+complete -c dblock -n "__fish_dblock_using_subcommand block" -l connect-timeout -d 'Time for a connection, with all its phases, while no lease is held; default: 5s' -r
+complete -c dblock -n "__fish_dblock_using_subcommand block" -l local -d 'Use a file of this user; it excludes this user\'s processes on this host only'
+complete -c dblock -n "__fish_dblock_using_subcommand block" -s q -l quiet -d 'Say nothing about a busy key'
+complete -c dblock -n "__fish_dblock_using_subcommand block" -s v -l verbose -d 'Tell what happens'
+complete -c dblock -n "__fish_dblock_using_subcommand block" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dblock -n "__fish_dblock_using_subcommand unblock" -s k -l key -d 'The lock\'s key, as an option' -r
+complete -c dblock -n "__fish_dblock_using_subcommand unblock" -l url -d 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH' -r
+complete -c dblock -n "__fish_dblock_using_subcommand unblock" -l config -d 'Read this configuration file instead of the usual ones' -r -F
+complete -c dblock -n "__fish_dblock_using_subcommand unblock" -l connect-timeout -d 'Time for a connection, with all its phases, while no lease is held; default: 5s' -r
+complete -c dblock -n "__fish_dblock_using_subcommand unblock" -l local -d 'Use a file of this user; it excludes this user\'s processes on this host only'
+complete -c dblock -n "__fish_dblock_using_subcommand unblock" -s q -l quiet -d 'Say nothing about a busy key'
+complete -c dblock -n "__fish_dblock_using_subcommand unblock" -s v -l verbose -d 'Tell what happens'
+complete -c dblock -n "__fish_dblock_using_subcommand unblock" -s h -l help -d 'Print help'
 complete -c dblock -n "__fish_dblock_using_subcommand init" -l url -d 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH' -r
 complete -c dblock -n "__fish_dblock_using_subcommand init" -l config -d 'Read this configuration file instead of the usual ones' -r -F
 complete -c dblock -n "__fish_dblock_using_subcommand init" -l connect-timeout -d 'Time for a connection, with all its phases, while no lease is held; default: 5s' -r
@@ -129,13 +165,15 @@ complete -c dblock -n "__fish_dblock_using_subcommand init" -s q -l quiet -d 'Sa
 complete -c dblock -n "__fish_dblock_using_subcommand init" -s v -l verbose -d 'Tell what happens'
 complete -c dblock -n "__fish_dblock_using_subcommand init" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dblock -n "__fish_dblock_using_subcommand completions" -s h -l help -d 'Print help'
-complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release init completions help" -f -a "run" -d 'Run a command while holding a lock'
-complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release init completions help" -f -a "acquire" -d 'Take a lock by hand and print its owner id'
-complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release init completions help" -f -a "renew" -d 'Extend a lease that was taken by hand'
-complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release init completions help" -f -a "release" -d 'Give a lease back'
-complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release init completions help" -f -a "check" -d 'Ask whether a lease is still held'
-complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release init completions help" -f -a "status" -d 'Show who holds which locks'
-complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release init completions help" -f -a "force-release" -d 'Take a lock away from its holder'
-complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release init completions help" -f -a "init" -d 'Create the tables, or check that they are right'
-complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release init completions help" -f -a "completions" -d 'Print completions for a shell'
-complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release init completions help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release block unblock init completions help" -f -a "run" -d 'Run a command while holding a lock'
+complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release block unblock init completions help" -f -a "acquire" -d 'Take a lock by hand and print its owner id'
+complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release block unblock init completions help" -f -a "renew" -d 'Extend a lease that was taken by hand'
+complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release block unblock init completions help" -f -a "release" -d 'Give a lease back'
+complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release block unblock init completions help" -f -a "check" -d 'Ask whether a lease is still held'
+complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release block unblock init completions help" -f -a "status" -d 'Show who holds which locks'
+complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release block unblock init completions help" -f -a "force-release" -d 'Take a lock away from its holder'
+complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release block unblock init completions help" -f -a "block" -d 'Refuse new grants of a key, for maintenance'
+complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release block unblock init completions help" -f -a "unblock" -d 'Allow grants of a blocked key again'
+complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release block unblock init completions help" -f -a "init" -d 'Create the tables, or check that they are right'
+complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release block unblock init completions help" -f -a "completions" -d 'Print completions for a shell'
+complete -c dblock -n "__fish_dblock_using_subcommand help; and not __fish_seen_subcommand_from run acquire renew release check status force-release block unblock init completions help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'

@@ -146,8 +146,10 @@ fn no_when_dblock_is_stopped_beyond_the_lease(place: &Place) {
     running.signal(SIGSTOP);
     running.process().wait_until_stopped();
     let said = wait::until("the lease to run out", || {
+        let left = place.left_ms("k");
         let output = outside(&held).run();
         if output.stderr.is_empty() {
+            assert!(left > 0, "yes, and it had expired {} ms before", -left);
             return Err(running.facts());
         }
         Ok(output.code(77))
@@ -294,4 +296,61 @@ fn in_another_pid_namespace_nothing_is_believed() {
 fn a_variable_that_makes_no_sense_is_an_error() {
     let held = format!("k:{}:1:2:3:x", crate::support::place::THIEF);
     outside(&held).run().code(78).one_line(&["DBLOCK_HELD"]);
+}
+
+/// Returns the code blocks of the document in a language.
+fn blocks(language: &str) -> Vec<String> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/fencing.md");
+    let text = fs::read_to_string(path).expect("the document is there");
+    let blocks = text.split("```").skip(1).step_by(2);
+    let own = blocks.filter_map(|block| block.strip_prefix(language)?.strip_prefix('\n'));
+    own.map(str::to_owned).collect()
+}
+
+/// Runs a reader of the document's, in another language, in each state.
+fn reader_of_the_document(reader: &str, words: &[&str]) {
+    let place = Place::embedded();
+    let gate = place.gate();
+    let job = format!("env | grep ^DBLOCK_; {}", gate.wait());
+    let mut running = place.run("k").args(["--ttl", "2s"]).job(&job).start();
+    let lines = running.lines(7);
+    let ask = || {
+        let mut call = Dblock::program("/usr/bin/env").args(words).arg(reader);
+        for (name, value) in lines.iter().filter_map(|line| line.split_once('=')) {
+            call = call.env(name, value);
+        }
+        call.run().code(0).quiet().text().to_owned()
+    };
+    assert_eq!(ask(), "yes\n");
+    running.signal(SIGSTOP);
+    wait::until("the lease to run out", || {
+        let left = place.left_ms("k");
+        let answer = ask();
+        if answer == "no\n" {
+            return Ok(());
+        }
+        assert!(left > 0, "yes, and it had expired {} ms before", -left);
+        Err(answer)
+    });
+    running.signal(SIGKILL);
+    running.wait().signal(SIGKILL);
+    assert_eq!(ask(), "no\n");
+}
+
+#[test]
+fn the_shell_s_reader_in_the_document() {
+    let blocks = blocks("sh");
+    let reader = blocks.iter().find(|block| block.starts_with("held()"));
+    let reader = reader.expect("a function").clone() + "if held; then echo yes; else echo no; fi";
+    reader_of_the_document(&reader, &["sh", "-c"]);
+}
+
+#[test]
+fn python_s_reader_in_the_document() {
+    if !std::path::Path::new("/usr/bin/python3").exists() {
+        skipped("there is no Python here");
+        return;
+    }
+    let reader = blocks("python").concat() + "\nprint('yes' if held() else 'no')";
+    reader_of_the_document(&reader, &["python3", "-c"]);
 }

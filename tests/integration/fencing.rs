@@ -266,3 +266,36 @@ fn the_embedded_store_has_no_such_statement() {
     let output = place.run("k").job(job).run().code(78).stdout("");
     output.one_line(&["--print-sql needs a lock in MySQL or MariaDB"]);
 }
+
+/// What the document says of the newest MariaDB's default.
+#[test]
+fn a_snapshot_from_before_a_renewal_is_refused_where_the_server_checks_it() {
+    let place = Place::mariadb();
+    table(&place);
+    let gate = place.gate();
+    let (running, _, sql) = holder(&place, "3s", &gate.wait());
+    let mut connection = place.database().connect();
+    connection
+        .query_drop("SET innodb_snapshot_isolation=ON")
+        .expect("MariaDB 10.6.18 and later have it");
+    for (level, works) in [("READ COMMITTED", true), ("REPEATABLE READ", false)] {
+        let begin = format!("SET TRANSACTION ISOLATION LEVEL {level}");
+        connection.query_drop(begin).expect("a level");
+        connection
+            .query_drop("START TRANSACTION")
+            .expect("a transaction");
+        let seen = "SELECT (SELECT COUNT(*) FROM dblock_lock), (SELECT COUNT(*) FROM account)";
+        connection.query_drop(seen).expect("a snapshot");
+        place.wait_for_renewal("k");
+        match connection.query_drop(&sql) {
+            Ok(()) => assert!(works, "{level}"),
+            Err(Error::MySqlError(error)) => {
+                assert_eq!((works, error.code), (false, 1020), "{error}")
+            }
+            Err(error) => panic!("{error}"),
+        }
+        connection.query_drop("ROLLBACK").expect("an end");
+    }
+    gate.open();
+    running.wait().code(0);
+}
