@@ -40,7 +40,19 @@ pub(super) fn look<'a>(
     }
     let limit = settings.connect_timeout;
     let mut store = settings.endpoint.open(Limits::for_command(limit));
-    let rows = super::patiently(limit, |_| store.holders(Some(&args.lock.key)))?;
+    let rows = super::patiently(limit, |_| store.holders(Some(&args.lock.key)));
+    let rows = rows.inspect_err(|error| {
+        report_refusal(
+            args,
+            &Refused {
+                word: "error",
+                exit: Exit::of_store(error),
+                reason: Some(error.to_string()),
+                holder: None,
+                waited: Duration::ZERO,
+            },
+        );
+    })?;
     match surrounding(candidates, slot, &rows) {
         Some((candidate, row)) => decide(args, candidate, Some(row), row.slots),
         None => Ok(Nested::Apart),

@@ -7,6 +7,7 @@ use std::fs;
 use nix::sys::signal::Signal::{SIGCONT, SIGKILL, SIGSTOP};
 
 use crate::support::dblock::{Dblock, PROGRAM};
+use crate::support::faketime::FalseClock;
 use crate::support::on_every_store;
 use crate::support::place::Place;
 use crate::support::users::{as_a_user, skipped};
@@ -353,4 +354,33 @@ fn python_s_reader_in_the_document() {
     }
     let reader = blocks("python").concat() + "\nprint('yes' if held() else 'no')";
     reader_of_the_document(&reader, &["python3", "-c"]);
+}
+
+#[test]
+fn the_time_of_day_changes_no_answer() {
+    const A_YEAR_MS: i64 = 366 * 86_400_000;
+    let clock = FalseClock::new();
+    let place = Place::embedded();
+    let run = shown(&place, "2s", "sleep 60");
+    let mut running = clock.on_the_host_of(run).start();
+    let held = running.lines(3).remove(1);
+    running.job();
+    for offset in [A_YEAR_MS, -A_YEAR_MS] {
+        clock.set_offset_ms(offset);
+        place.wait_for_renewal("k");
+        clock.on_the_host_of(outside(&held)).run().code(0).quiet();
+    }
+    running.signal(SIGSTOP);
+    wait::until("the lease to run out", || {
+        let output = clock.on_the_host_of(outside(&held)).run();
+        if output.stderr.is_empty() {
+            return Err(running.facts());
+        }
+        Ok(output.code(77))
+    });
+    clock.set_offset_ms(-2 * A_YEAR_MS);
+    let output = clock.on_the_host_of(outside(&held)).run();
+    output.code(77).one_line(&["expired"]);
+    running.signal(SIGCONT);
+    running.wait().code(76);
 }
