@@ -154,6 +154,20 @@ fn another_store_is_another_lock(place: &Place) {
     assert_eq!(lines[1..3], ["0", "75"]);
     place.assert_free("k");
     other.assert_free("k");
+    // Somebody else's there is not the surroundings'.
+    let gate = other.gate();
+    let (running, _) = held_by_another(&other, &gate.wait());
+    for option in ["--reentrant", "--no-wait"] {
+        let script = format!(
+            "exec dblock run --url '{}' -k k {option} -- echo no",
+            other.url()
+        );
+        let output = outer(place, "k", &[], &script).run().code(75).stdout("");
+        let pid = running.pid();
+        output.one_line(&["\"k\" is held by ", &format!("(pid {pid}, ")]);
+    }
+    gate.open();
+    running.wait().code(0).quiet();
 }
 
 /// Starts a run of `k`, and returns the value of its `DBLOCK_HELD`.
