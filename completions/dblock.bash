@@ -237,7 +237,7 @@ _dblock() {
             return 0
             ;;
         dblock__subcmd__check)
-            opts="-k -o -q -v -h --key --owner --min-left --url --local --config --connect-timeout --quiet --verbose --help"
+            opts="-k -o -q -v -h --key --owner --min-left --print-sql --url --local --config --connect-timeout --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -643,7 +643,7 @@ _dblock() {
             return 0
             ;;
         dblock__subcmd__run)
-            opts="-k -t -n -w -E -q -v -h --key --ttl --no-wait --wait --busy-exit --slots --slot-by --at-least --once-per --lock-delay --wake --note --kill-after --timeout --leftovers --report --pass-credentials --url --local --config --connect-timeout --quiet --verbose --help"
+            opts="-k -t -n -w -E -q -v -h --key --ttl --no-wait --wait --busy-exit --slots --slot-by --at-least --once-per --lock-delay --wake --note --kill-after --timeout --leftovers --reentrant --report --pass-credentials --url --local --config --connect-timeout --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

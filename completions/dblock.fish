@@ -60,6 +60,7 @@ complete -c dblock -n "__fish_dblock_using_subcommand run" -l url -d 'Use this s
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l config -d 'Read this configuration file instead of the usual ones' -r -F
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l connect-timeout -d 'Time for a connection, with all its phases, while no lease is held; default: 5s' -r
 complete -c dblock -n "__fish_dblock_using_subcommand run" -s n -l no-wait -d 'Give up at once if the key is busy (this is the default)'
+complete -c dblock -n "__fish_dblock_using_subcommand run" -l reentrant -d 'If the job that this runs in holds the key, run the command under that lease'
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l pass-credentials -d 'Leave the variables with dblock\'s credentials in the job\'s environment'
 complete -c dblock -n "__fish_dblock_using_subcommand run" -l local -d 'Use a file of this user; it excludes this user\'s processes on this host only'
 complete -c dblock -n "__fish_dblock_using_subcommand run" -s q -l quiet -d 'Say nothing about a busy key'
@@ -111,6 +112,7 @@ complete -c dblock -n "__fish_dblock_using_subcommand check" -l min-left -d 'Ans
 complete -c dblock -n "__fish_dblock_using_subcommand check" -l url -d 'Use this store: mysql://USER@HOST[:PORT]/DATABASE or sqlite:PATH' -r
 complete -c dblock -n "__fish_dblock_using_subcommand check" -l config -d 'Read this configuration file instead of the usual ones' -r -F
 complete -c dblock -n "__fish_dblock_using_subcommand check" -l connect-timeout -d 'Time for a connection, with all its phases, while no lease is held; default: 5s' -r
+complete -c dblock -n "__fish_dblock_using_subcommand check" -l print-sql -d 'If it is held, print the SQL statement that fails in a transaction unless it still is'
 complete -c dblock -n "__fish_dblock_using_subcommand check" -l local -d 'Use a file of this user; it excludes this user\'s processes on this host only'
 complete -c dblock -n "__fish_dblock_using_subcommand check" -s q -l quiet -d 'Say nothing about a busy key'
 complete -c dblock -n "__fish_dblock_using_subcommand check" -s v -l verbose -d 'Tell what happens'

@@ -78,22 +78,15 @@ impl Job {
     /// Returns what is wrong with the command.
     #[expect(
         unsafe_code,
-        clippy::disallowed_methods,
-        reason = "this is the place where processes are started, and the child must set itself up between fork and exec"
+        reason = "the child must set itself up between fork and exec"
     )]
     pub fn start(spec: &JobSpec, set: &[(String, String)]) -> Result<Self, StartFault> {
         let terminal = spec
             .heir_of
             .and_then(|group| Terminal::open().filter(|tty| tty.is_in_foreground(group)));
         let tty = terminal.as_ref().map(|tty| tty.as_fd().as_raw_fd());
-        let mut command = Command::new(&spec.command);
-        command.args(&spec.arguments).process_group(0);
-        for name in &spec.remove {
-            command.env_remove(name);
-        }
-        for (name, value) in set {
-            command.env(name, value);
-        }
+        let mut command = command(spec, set);
+        command.process_group(0);
         let inherited = spec.inherited;
         let parent = getpid();
         // SAFETY: between fork and exec only async-signal-safe calls are
@@ -114,11 +107,7 @@ impl Job {
                     // background group may do it.
                     libc::tcsetpgrp(tty, libc::getpid());
                 }
-                for descriptor in 0..3 {
-                    if origin::was_closed(descriptor) {
-                        libc::close(i32::from(descriptor));
-                    }
-                }
+                close_what_was_closed();
                 inherited.restore()
             });
         }
@@ -277,6 +266,54 @@ impl Job {
             }
         }
         alive
+    }
+}
+
+/// Executes the command in the place of this process, which there must be
+/// nothing of dblock's in, and returns what is wrong with it if that fails.
+#[expect(
+    unsafe_code,
+    reason = "what the command must find is set up behind what the library changes"
+)]
+pub fn replace(spec: &JobSpec, set: &[(String, String)]) -> StartFault {
+    nix::sys::prctl::set_child_subreaper(false).ok();
+    let mut command = command(spec, set);
+    let inherited = spec.inherited;
+    // SAFETY: it runs in this process, without a fork, right before exec.
+    unsafe {
+        command.pre_exec(move || {
+            close_what_was_closed();
+            inherited.restore()
+        });
+    }
+    start_fault(spec, &command.exec())
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the place where processes are started"
+)]
+fn command(spec: &JobSpec, set: &[(String, String)]) -> Command {
+    let mut command = Command::new(&spec.command);
+    command.args(&spec.arguments);
+    for name in &spec.remove {
+        command.env_remove(name);
+    }
+    for (name, value) in set {
+        command.env(name, value);
+    }
+    command
+}
+
+/// Closes the standard descriptors that were closed at the start.
+/// Async-signal-safe.
+#[expect(unsafe_code, reason = "the descriptors have no owner")]
+fn close_what_was_closed() {
+    for descriptor in 0..3 {
+        if origin::was_closed(descriptor) {
+            // SAFETY: the runtime opened it for itself, and uses it no more.
+            unsafe { libc::close(i32::from(descriptor)) };
+        }
     }
 }
 

@@ -60,10 +60,9 @@ pub enum Command {
     Release(ReleaseArgs),
     /// Ask whether a lease is still held
     ///
-    /// Without --key and --owner it asks about the lease of the 'dblock run'
-    /// that it is called under. It asks the store, so the store must be named
-    /// again: 'dblock run' takes DBLOCK_URL out of the job's environment unless
-    /// --pass-credentials is given.
+    /// Without --key and --owner it is about the lease of the 'dblock run' that
+    /// it is called under, and answers from what that dblock knows, without the
+    /// network. With them, or with --url or --local, it asks the store.
     Check(CheckArgs),
     /// Show who holds which locks
     ///
@@ -184,6 +183,9 @@ pub struct RunArgs {
     /// What to do with processes that the job leaves in its process group when its first process ends
     #[arg(long, value_name = "HOW", value_enum, default_value_t = LeftoversArg::Wait, help_heading = "Job")]
     pub leftovers: LeftoversArg,
+    /// If the job that this runs in holds the key, run the command under that lease
+    #[arg(long, help_heading = "Job")]
+    pub reentrant: bool,
     /// Write one JSON object about the run to FILE
     #[arg(long, value_name = "FILE", help_heading = "Job")]
     pub report: Option<PathBuf>,
@@ -276,6 +278,9 @@ pub struct CheckArgs {
     /// Answer no if less than D of the lease is left
     #[arg(long, value_name = "D", value_parser = duration)]
     pub min_left: Option<Duration>,
+    /// If it is held, print the SQL statement that fails in a transaction unless it still is
+    #[arg(long)]
+    pub print_sql: bool,
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap would take the text as the command's")]
     pub store: StoreArgs,

@@ -14,6 +14,7 @@ use thiserror::Error;
 
 use crate::cli::{self, StoreArgs};
 use crate::lock::{Claimant, Key, Owner};
+use crate::nesting::{self, Outer};
 use crate::store::{self, Endpoint, Secret};
 
 /// Variables that may hold credentials. They are not for the job.
@@ -76,7 +77,17 @@ impl Length {
 ///
 /// See [`ConfigError`].
 pub fn settings(args: &StoreArgs) -> Result<Settings, ConfigError> {
-    resolve(args, &Environment::of_process())
+    settings_if_any(args)?.ok_or_else(nothing_configured)
+}
+
+/// Returns the settings as [`settings`] does, or nothing if nobody has said
+/// where the lock lives.
+///
+/// # Errors
+///
+/// See [`ConfigError`].
+pub fn settings_if_any(args: &StoreArgs) -> Result<Option<Settings>, ConfigError> {
+    find(args, &Environment::of_process())
 }
 
 /// The part of the environment that matters, read once.
@@ -165,7 +176,7 @@ impl Environment {
     }
 }
 
-fn resolve(args: &StoreArgs, environment: &Environment) -> Result<Settings, ConfigError> {
+fn find(args: &StoreArgs, environment: &Environment) -> Result<Option<Settings>, ConfigError> {
     let named = args
         .config
         .clone()
@@ -187,36 +198,36 @@ fn resolve(args: &StoreArgs, environment: &Environment) -> Result<Settings, Conf
     if args.local {
         let endpoint = store::embedded(&environment.local_file()?)
             .map_err(|error| ConfigError::Config(error.to_string()))?;
-        return Ok(Settings {
+        return Ok(Some(Settings {
             endpoint,
             connect_timeout: connect_timeout(named.as_ref())?,
-        });
+        }));
     }
     if let Some(url) = &args.url {
         let wrong = |why: &dyn std::fmt::Display| ConfigError::Usage(format!("--url: {why}"));
         let url = url.to_str().ok_or_else(|| wrong(&"it is not UTF-8"))?;
         let endpoint =
             store::endpoint(url, environment.password()?).map_err(|error| wrong(&error))?;
-        return Ok(Settings {
+        return Ok(Some(Settings {
             endpoint,
             connect_timeout: connect_timeout(named.as_ref())?,
-        });
+        }));
     }
     if let Some(url) = &environment.url {
         let url = url.to_str().ok_or_else(|| not_utf8("DBLOCK_URL"))?;
         let endpoint = store::endpoint(url, environment.password()?)
             .map_err(|error| ConfigError::Config(format!("DBLOCK_URL: {error}")))?;
-        return Ok(Settings {
+        return Ok(Some(Settings {
             endpoint,
             connect_timeout: connect_timeout(named.as_ref())?,
-        });
+        }));
     }
     let found = match named {
         Some(named) => Some(named),
         None => read_usual(&environment.usual_files())?,
     };
     let Some((path, file)) = &found else {
-        return Err(nothing_configured());
+        return Ok(None);
     };
     let Some(url) = &file.url else {
         return Err(ConfigError::Config(format!(
@@ -230,13 +241,15 @@ fn resolve(args: &StoreArgs, environment: &Environment) -> Result<Settings, Conf
     };
     let endpoint = store::endpoint(url, password)
         .map_err(|error| ConfigError::Config(format!("url in {}: {error}", path.display())))?;
-    Ok(Settings {
+    Ok(Some(Settings {
         endpoint,
         connect_timeout: connect_timeout(found.as_ref())?,
-    })
+    }))
 }
 
-fn nothing_configured() -> ConfigError {
+/// Returns the error for a command that needs a store.
+#[must_use]
+pub fn nothing_configured() -> ConfigError {
     ConfigError::Config(
         "no store is configured: for locks among hosts set DBLOCK_URL=mysql://USER@HOST/DATABASE \
          (or --url), for locks on this host alone give --local"
@@ -404,6 +417,39 @@ pub fn surrounding_lease() -> Result<(Key, Owner), ConfigError> {
     Ok((key, owner))
 }
 
+/// Returns the leases that jobs around this process hold or have held, the
+/// outermost first.
+///
+/// # Errors
+///
+/// Returns an error if the variable with them makes no sense, or there are too
+/// many: the guard is told of them in one message.
+pub fn outer_leases() -> Result<Vec<Outer>, ConfigError> {
+    let mut outers = match variable("DBLOCK_HELD") {
+        None => Vec::new(),
+        Some(text) if text.len() > HELD_MAX => {
+            return Err(ConfigError::Config(format!(
+                "jobs are nested too deep: DBLOCK_HELD has more than {HELD_MAX} bytes"
+            )));
+        }
+        Some(text) => text
+            .to_str()
+            .and_then(nesting::decode)
+            .ok_or_else(|| ConfigError::Config("DBLOCK_HELD makes no sense".to_owned()))?,
+    };
+    // Somebody may have passed on these alone.
+    if let Ok((key, owner)) = surrounding_lease()
+        && !outers.iter().any(|outer| outer.owner == owner)
+    {
+        let place = None;
+        outers.push(Outer { key, owner, place });
+    }
+    Ok(outers)
+}
+
+/// Longest `DBLOCK_HELD`, in bytes: room for some seventy leases.
+const HELD_MAX: usize = 8 << 10;
+
 /// Returns the `PATH` that the job will have.
 #[must_use]
 pub fn search_path() -> Option<OsString> {
@@ -423,6 +469,10 @@ mod tests {
             quiet: false,
             verbose: false,
         }
+    }
+
+    fn resolve(args: &StoreArgs, environment: &Environment) -> Result<Settings, ConfigError> {
+        find(args, environment)?.ok_or_else(nothing_configured)
     }
 
     fn refused(args: &StoreArgs, environment: &Environment) -> ConfigError {

@@ -215,6 +215,17 @@ pub enum Outcome {
     Unproven(String),
 }
 
+/// What the job may believe of its lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It is held until this moment at least, whatever becomes of dblock.
+    Held(Tick),
+    /// It is lost, or must be taken as lost.
+    Lost,
+    /// The run is over, and the lease is being given back.
+    Over,
+}
+
 /// Why the job is being stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Why {
@@ -355,6 +366,29 @@ impl Supervisor {
             Action::Renew
         };
         (machine, vec![first])
+    }
+
+    /// Returns what the job may believe of its lease. To be made known before
+    /// the actions of a step are carried out: a job that is asked to end, or
+    /// that goes on, must not find what was true before.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        let lost = match &self.phase {
+            Phase::Proving | Phase::Running(None) => self.lost,
+            Phase::Running(Some(ending)) => self.lost || ending.is_loss(),
+            Phase::Releasing(releasing) => {
+                if !matches!(releasing.outcome, Outcome::Lost(..)) {
+                    return Standing::Over;
+                }
+                true
+            }
+            Phase::Done => return Standing::Over,
+        };
+        if lost {
+            Standing::Lost
+        } else {
+            Standing::Held(self.line.expires_at(self.sent))
+        }
     }
 
     /// Returns when [`Event::Timer`] is due at the latest.

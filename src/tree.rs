@@ -113,6 +113,19 @@ fn listed_children(parent: Pid) -> Option<Vec<Pid>> {
     Some(children)
 }
 
+/// Tells whether this process is somewhere below another one.
+#[must_use]
+pub fn is_below(ancestor: Pid) -> bool {
+    let mut pid = getpid();
+    while let Some(entry) = Entry::of(pid) {
+        if entry.parent == ancestor {
+            return true;
+        }
+        pid = entry.parent;
+    }
+    false
+}
+
 /// Returns every process of the system.
 fn everybody() -> io::Result<Vec<Entry>> {
     let mut entries = Vec::new();

@@ -1,4 +1,4 @@
-//! Leases that a script holds by hand: `acquire`, `renew`, `release`, `check`.
+//! Leases that a script holds by hand: `acquire`, `renew`, `release`.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Error};
 
 use super::obtain::{dismiss, obtain, slots_differ, wanted};
 use crate::acquisition::Refusal;
-use crate::cli::{AcquireArgs, CheckArgs, ReleaseArgs, RenewArgs, WakeArg};
+use crate::cli::{AcquireArgs, ReleaseArgs, RenewArgs, WakeArg};
 use crate::clock;
 use crate::config;
 use crate::exit::{Exit, Status};
@@ -184,34 +184,19 @@ pub(super) fn release(args: &ReleaseArgs) -> Result<Exit, Error> {
     }
 }
 
-pub(super) fn check(args: &CheckArgs) -> Result<Exit, Error> {
-    let console = super::console(&args.store);
-    let (key, owner) = match (&args.key, &args.owner) {
-        (Some(key), Some(owner)) => (key.clone(), owner.clone()),
-        _ => config::surrounding_lease()?,
-    };
-    let (mut store, limit) = super::open(&args.store)?;
-    let held = match find(&mut *store, limit, &key, &owner)? {
-        Found::Held(held) => held,
-        Found::Not(why) => return Ok(not_held(console, &why)),
-    };
-    if args.min_left.is_some_and(|least| held.remaining < least) {
-        let why = format!("\"{key}\" has only {} left", rough(held.remaining));
-        return Ok(not_held(console, &why));
-    }
-    console.tell(&format_args!(
-        "\"{key}\" is held, {} left",
-        rough(held.remaining)
-    ));
-    Ok(Exit::SUCCESS)
-}
-
-enum Found {
+/// What the store says of a lease.
+pub(super) enum Found {
     Held(Box<Holder>),
     Not(String),
 }
 
-fn find(store: &mut dyn Store, limit: Duration, key: &Key, owner: &Owner) -> Result<Found, Error> {
+/// Asks the store for a lease.
+pub(super) fn find(
+    store: &mut dyn Store,
+    limit: Duration,
+    key: &Key,
+    owner: &Owner,
+) -> Result<Found, Error> {
     let rows = super::patiently(limit, |_| store.holders(Some(key)))?;
     let own = |row: &&Holder| row.grant.owner == *owner && row.state == State::Held;
     Ok(match rows.iter().find(own) {
@@ -242,7 +227,8 @@ fn why_not(key: &Key, owner: &Owner, rows: &[Holder]) -> String {
     )
 }
 
-fn not_held(console: Console, why: &str) -> Exit {
+/// Says why a lease is not held.
+pub(super) fn not_held(console: Console, why: &str) -> Exit {
     console.say(&why);
     Status::NotHeld.into()
 }

@@ -3,9 +3,11 @@
 //! line and status.
 
 mod block;
+mod check;
 mod force_release;
 mod init;
 mod lease;
+mod nested;
 mod obtain;
 mod run;
 mod status;
@@ -28,7 +30,7 @@ pub(crate) fn carry_out(cli: &Cli) -> Exit {
         Command::Acquire(args) => lease::acquire(args),
         Command::Renew(args) => lease::renew(args),
         Command::Release(args) => lease::release(args),
-        Command::Check(args) => lease::check(args),
+        Command::Check(args) => check::check(args),
         Command::Status(args) => status::status(args),
         Command::ForceRelease(args) => force_release::force_release(args),
         Command::Block(args) => block::block(args),

@@ -32,10 +32,7 @@ pub(super) fn wanted(args: &LockArgs, kind: Kind, claimant: Claimant, contact: D
             once_per: args.once_per,
             lock_delay: args.lock_delay,
         },
-        slot: args
-            .slot_by
-            .as_ref()
-            .map(|value| slot_of(value, args.slots)),
+        slot: asked_slot(args),
         kind,
         claimant,
         patience: match args.wait {
@@ -45,6 +42,12 @@ pub(super) fn wanted(args: &LockArgs, kind: Kind, claimant: Claimant, contact: D
         },
         contact,
     }
+}
+
+/// Returns the one slot that is asked for, if not any will do.
+pub(super) fn asked_slot(args: &LockArgs) -> Option<u16> {
+    let value = args.slot_by.as_ref()?;
+    Some(slot_of(value, args.slots))
 }
 
 /// Takes the lock, or returns why not.

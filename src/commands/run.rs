@@ -11,7 +11,8 @@ use anyhow::{Context, Error};
 use nix::libc;
 use nix::unistd::{Pid, getpgrp};
 
-use super::obtain::{dismiss, obtain, slots_differ, wanted};
+use super::nested::{self, Nested};
+use super::obtain::{asked_slot, dismiss, obtain, slots_differ, wanted};
 use crate::acquisition::{Refusal, Won};
 use crate::child::JobSpec;
 use crate::cli::{LeftoversArg, RunArgs, WakeArg};
@@ -22,7 +23,9 @@ use crate::guard::{Guard, Report};
 use crate::inbox::{Inbox, Incoming};
 use crate::keeper::{Call, Keeper};
 use crate::lease::Timeline;
-use crate::lock::{Kind, Owner, to_millis};
+use crate::lease_file::{LeaseFile, Record};
+use crate::lock::{Holder, Kind, Owner, to_millis};
+use crate::nesting::{self, Outer};
 use crate::output::{self, Console, HeldBy, RunReport, StatusRow};
 use crate::signals::{self, Inherited, Relay, Sig};
 use crate::store::Limits;
@@ -35,11 +38,29 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
     let console = super::console(&args.store);
     let line = Timeline::new(args.lock.ttl, args.kill_after)?;
-    let settings = config::settings(&args.store)?;
+    let outers = config::outer_leases()?;
+    let slot = asked_slot(&args.lock);
+    let candidates = nesting::candidates(&outers, &args.lock.key);
+    let Some(settings) = config::settings_if_any(&args.store)? else {
+        return match nested::look_around(args, slot, &candidates)? {
+            Nested::Apart => Err(config::nothing_configured().into()),
+            Nested::Refused(exit) => Ok(exit),
+            Nested::Under(record, place) => nested::run_under(args, record, place),
+        };
+    };
     let claimant = config::claimant(&args.command, args.lock.note.clone());
     // Before there is a second thread or a handler.
     let mut guard = Guard::fork(|inherited| job_spec(args, inherited))
         .context("cannot start the guard process")?;
+    // Behind the fork, because a connection may leave a thread behind.
+    match nested::look(args, &settings, slot, &candidates)? {
+        Nested::Apart => {}
+        Nested::Refused(exit) => return Ok(exit),
+        Nested::Under(record, place) => {
+            guard.dismiss();
+            return nested::run_under(args, record, place);
+        }
+    }
     // Before any thread, connection or job: from here on no signal is lost.
     let relay = Relay::install().context("cannot install signal handlers")?;
     let mut inbox = Inbox::new(relay).context("cannot wait for events")?;
@@ -50,6 +71,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
         queue: args.lock.wake == WakeArg::Auto,
     });
     guard.confirm().context("cannot start the guard process")?;
+    let lease = LeaseFile::new().context("cannot make a file in memory for the job")?;
     let mut keeper = Keeper::start(store, inbox.postbox()).context("cannot start a thread")?;
     let started = clock::now();
     let wanted = wanted(&args.lock, Kind::Run, claimant, settings.connect_timeout);
@@ -63,6 +85,14 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
             let mut hands = Hands {
                 args,
                 console,
+                record: Record {
+                    grant: won.grant.clone(),
+                    slots: args.lock.slots,
+                    ttl: args.lock.ttl.get(),
+                    table: settings.endpoint.table(),
+                },
+                lease,
+                outers,
                 won,
                 granted_at: clock::now(),
                 acquired_at: output::time_of_day(),
@@ -96,7 +126,8 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
     }
 }
 
-fn job_spec(args: &RunArgs, inherited: Inherited) -> JobSpec {
+/// Returns what is to be started.
+pub(super) fn job_spec(args: &RunArgs, inherited: Inherited) -> JobSpec {
     let (command, arguments) = match args.command.split_first() {
         Some((command, arguments)) => (command.clone(), arguments.to_vec()),
         None => Default::default(),
@@ -119,6 +150,10 @@ fn job_spec(args: &RunArgs, inherited: Inherited) -> JobSpec {
 struct Hands<'a> {
     args: &'a RunArgs,
     console: Console,
+    record: Record,
+    lease: LeaseFile,
+    /// The leases of the jobs around this run.
+    outers: Vec<Outer>,
     won: Won,
     granted_at: Tick,
     acquired_at: String,
@@ -132,12 +167,15 @@ struct Hands<'a> {
 impl Hands<'_> {
     fn supervise(&mut self, plan: Plan, inbox: &mut Inbox, keeper: &Keeper) -> io::Result<Outcome> {
         let (mut machine, first) = Supervisor::begin(plan, self.won.sent, clock::now());
+        self.lease.publish(&self.record, machine.standing());
         let mut actions = VecDeque::from(first);
         loop {
             while let Some(action) = actions.pop_front() {
                 match self.carry_out(action, keeper) {
                     Done::Nothing => {}
-                    Done::Event(event) => actions.extend(machine.step(event, clock::now())),
+                    Done::Event(event) => {
+                        actions.extend(self.step(&mut machine, event, clock::now()));
+                    }
                     Done::Finished(outcome) => return Ok(outcome),
                 }
             }
@@ -154,9 +192,16 @@ impl Hands<'_> {
             // be heard before the clock is.
             let now = clock::now();
             for event in self.events(incoming) {
-                actions.extend(machine.step(event, now));
+                actions.extend(self.step(&mut machine, event, now));
             }
         }
+    }
+
+    /// Tells the machine what happened, and the job how its lease stands now.
+    fn step(&mut self, machine: &mut Supervisor, event: Event, now: Tick) -> Vec<Action> {
+        let actions = machine.step(event, now);
+        self.lease.publish(&self.record, machine.standing());
+        actions
     }
 
     /// Makes the machine's events of what has come in. What the guard reports
@@ -293,16 +338,16 @@ impl Hands<'_> {
     }
 
     fn variables(&self) -> Vec<(String, String)> {
-        let grant = &self.won.grant;
-        [
-            ("DBLOCK_KEY", grant.key.to_string()),
-            ("DBLOCK_SLOT", grant.slot.to_string()),
-            ("DBLOCK_OWNER", grant.owner.to_string()),
-            ("DBLOCK_TOKEN", grant.token.to_string()),
-            ("DBLOCK_TTL_MS", self.args.lock.ttl.as_millis().to_string()),
-        ]
-        .map(|(name, value)| (name.to_owned(), value))
-        .to_vec()
+        let place = self.lease.place();
+        let mut variables = nested::variables(&self.record, place);
+        let mut held = self.outers.clone();
+        held.push(Outer {
+            key: self.record.grant.key.clone(),
+            owner: self.record.grant.owner.clone(),
+            place: Some(*place),
+        });
+        variables.push(("DBLOCK_HELD".to_owned(), nesting::encode(&held)));
+        variables
     }
 
     /// Says how it ended, writes the report, and returns the status.
@@ -404,30 +449,58 @@ fn refused(
         Refusal::KeeperDied => ("error", None, Status::Internal.into()),
     };
     let holder = match &refusal {
-        Refusal::Busy(holders) => holders.first().map(|row| StatusRow::new(row, &[])),
+        Refusal::Busy(holders) => holders.first(),
         _ => None,
     };
-    let report = RunReport {
-        outcome: word,
-        status: exit.status(),
-        signal: exit.signal(),
-        key,
-        slot: None,
-        owner: None,
-        token: None,
-        acquired_at: None,
-        waited_ms: to_millis(waited),
-        held_ms: None,
-        renewals: 0,
-        reason,
-        holder,
-    };
-    write_report(args, console, &report);
+    report_refusal(
+        args,
+        &Refused {
+            word,
+            exit,
+            reason,
+            holder,
+            waited,
+        },
+    );
     match refusal {
         Refusal::Failed(error) => Err(error.into()),
         Refusal::SlotsDiffer(holders) => Err(slots_differ(&args.lock, &holders)),
         _ => Ok(exit),
     }
+}
+
+/// A run that ends without a lease of its own.
+pub(super) struct Refused<'a> {
+    /// The report's word for it.
+    pub(super) word: &'static str,
+    /// How dblock ends.
+    pub(super) exit: Exit,
+    /// Why, for people.
+    pub(super) reason: Option<String>,
+    /// Who stands in the way.
+    pub(super) holder: Option<&'a Holder>,
+    /// How long that took.
+    pub(super) waited: Duration,
+}
+
+/// Writes the report of a run that ends without a lease.
+pub(super) fn report_refusal(args: &RunArgs, refused: &Refused<'_>) {
+    let report = RunReport {
+        outcome: refused.word,
+        status: refused.exit.status(),
+        signal: refused.exit.signal(),
+        key: &args.lock.key,
+        slot: None,
+        owner: None,
+        token: None,
+        acquired_at: None,
+        waited_ms: to_millis(refused.waited),
+        held_ms: None,
+        renewals: 0,
+        reason: refused.reason.clone(),
+        holder: refused.holder.map(|row| StatusRow::new(row, &[])),
+    };
+    write_report(args, super::console(&args.store), &report);
 }
 
 /// Writes the report. A report that cannot be written does not change what

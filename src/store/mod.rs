@@ -347,6 +347,25 @@ impl Limits {
 pub trait Endpoint: Debug + Send + Sync {
     /// Returns a store that connects at its first call.
     fn open(&self, limits: Limits) -> Box<dyn Store>;
+
+    /// Returns the name of the table of locks, quoted for [`fence`], if a job
+    /// can reach it in a transaction of its own.
+    fn table(&self) -> Option<String> {
+        None
+    }
+}
+
+/// Returns the statement that fails unless the lease is held, for a job's own
+/// transaction. `table` is what [`Endpoint::table`] returned.
+#[must_use]
+pub fn fence(table: &str, grant: &Grant) -> Option<String> {
+    #[cfg(feature = "mysql")]
+    return Some(mysql::fence(table, grant));
+    #[cfg(not(feature = "mysql"))]
+    {
+        let _ = (table, grant);
+        None
+    }
 }
 
 /// Understands the part of a URL behind the scheme's colon.

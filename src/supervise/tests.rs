@@ -563,6 +563,54 @@ fn who_cannot_be_killed_is_named_and_keeps_the_lock() {
     assert_eq!(end.last(), Some(&Action::Finish(outcome)));
 }
 
+#[test]
+fn the_job_may_believe_what_was_granted_from_the_question_on() {
+    let held = |sent: u64| Standing::Held(at(sent + 12_000));
+    let mut machine = running();
+    assert_eq!(machine.standing(), held(0));
+    // Sent at 4 s, answered at 5 s: the answer's time counts for nothing.
+    drop(machine.step(Event::Timer, at(4000)));
+    drop(machine.step(extended(4000), at(5000)));
+    assert_eq!(machine.standing(), held(4000));
+    drop(machine.step(failed(8000), at(8100)));
+    assert_eq!(machine.standing(), held(4000));
+    // A job that was asked to end holds its lease until it has.
+    drop(machine.step(Event::Signal(Sig::Term), at(8200)));
+    assert_eq!(machine.standing(), held(4000));
+    drop(machine.step(Event::JobEnded(Ended::Signaled(15)), at(8300)));
+    drop(machine.step(Event::JobGone, at(8300)));
+    assert_eq!(machine.standing(), Standing::Over);
+    drop(machine.step(released(Ok(Released::Released)), at(8400)));
+    assert_eq!(machine.standing(), Standing::Over);
+}
+
+#[test]
+fn the_job_learns_of_a_loss_before_it_is_asked_to_end() {
+    for event in [
+        lost(4000),
+        Event::Answer(at(4000), Reply::Gone),
+        Event::GuardExpired,
+        Event::GuardDied,
+    ] {
+        let mut machine = running();
+        drop(machine.step(event, at(4000)));
+        assert_eq!(machine.standing(), Standing::Lost);
+    }
+    let mut machine = running();
+    let actions = machine.step(Event::Timer, at(8400));
+    assert!(
+        actions.contains(&Action::Terminate(Scope::Tree)),
+        "{actions:?}"
+    );
+    assert_eq!(machine.standing(), Standing::Lost);
+    // A renewal that comes too late does not take it back.
+    drop(machine.step(extended(8399), at(8500)));
+    assert_eq!(machine.standing(), Standing::Lost);
+    drop(machine.step(Event::JobEnded(Ended::Exited(0)), at(8600)));
+    drop(machine.step(Event::JobGone, at(8600)));
+    assert_eq!(machine.standing(), Standing::Lost);
+}
+
 fn events() -> impl Strategy<Value = Vec<(u8, u64)>> {
     proptest::collection::vec((0u8..18, 0u64..3000), 0..60)
 }
@@ -624,6 +672,14 @@ proptest! {
                     Action::Start(_) => prop_assert!(false, "a second start"),
                     _ => {}
                 }
+            }
+            match machine.standing() {
+                Standing::Held(until) => {
+                    prop_assert!(!gone && !finished);
+                    prop_assert_eq!(until, line().expires_at(at(last_grant)));
+                }
+                Standing::Lost => prop_assert!(!finished),
+                Standing::Over => prop_assert!(gone || finished),
             }
             // By S + ttl - margin the job is gone or was killed. After the
             // report of an end the rest of the report comes first.

@@ -18,17 +18,20 @@
 mod support;
 
 mod adverse;
+mod check;
 mod clocks;
 mod endings;
 mod exit_codes;
 mod failover;
 mod faults;
+mod fencing;
 mod generated;
 mod grant;
 mod guard;
 mod library;
 mod limits;
 mod loss;
+mod nesting;
 mod run;
 mod sessions;
 mod settings;

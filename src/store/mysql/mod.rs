@@ -116,6 +116,15 @@ impl Endpoint for Server {
             shown: None,
         })
     }
+
+    fn table(&self) -> Option<String> {
+        Some(sql::qualified_table(&self.database))
+    }
+}
+
+/// Returns the statement of [`crate::store::fence`].
+pub(super) fn fence(table: &str, grant: &Grant) -> String {
+    sql::fence(table, grant)
 }
 
 #[derive(Debug)]

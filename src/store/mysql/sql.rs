@@ -346,6 +346,29 @@ pub(super) fn holders(key: Option<&Key>) -> String {
     )
 }
 
+/// Returns the name of the table of locks as one writes it in any database and
+/// any `sql_mode`.
+pub(super) fn qualified_table(database: &str) -> String {
+    format!("`{}`.dblock_lock", database.replace('`', "``"))
+}
+
+/// Fails (error 1242) unless the lease is held, and keeps the row from being
+/// taken over until the transaction ends. The subquery returns one row if the
+/// lease is held, and two if not; a condition would do for no server, because
+/// each may work out what it does not need.
+///
+/// The lock is a shared one: it hinders who wants to change the row, and no
+/// other transaction that asks the same. It must stand in the subquery, whose
+/// tables an outer one does not lock.
+pub(super) fn fence(table: &str, grant: &Grant) -> String {
+    format!(
+        "SELECT (SELECT n FROM (SELECT 1 AS n UNION ALL SELECT 0) AS one_or_two WHERE n>=\
+         (SELECT COUNT(*) FROM {table} WHERE {} AND state='held' AND expire_at>{NOW} \
+         LOCK IN SHARE MODE)) AS held",
+        is(grant)
+    )
+}
+
 /// Ends a connection, and with it the statement that it waits for. An account
 /// may always end its own.
 pub(super) fn kill(connection: u32) -> String {
