@@ -102,8 +102,6 @@ const KILL_AGAIN: Duration = Duration::from_millis(1);
 const KILL_ROUNDS: u32 = 20;
 /// Pause between looks at a group whose first process has ended.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// How long the guard may take to answer an order to kill.
-const UNANSWERED: Duration = Duration::from_millis(100);
 /// How long the guard may take to come to its post, in milliseconds.
 const READY: u16 = 5000;
 /// How long dblock waits for the guard to end when all is done.
@@ -247,9 +245,9 @@ impl Guard {
     }
 
     /// Has processes of the job killed until none is left. A guard that does
-    /// not answer is killed too, and the job's processes are then ours to
-    /// kill.
-    pub fn kill(&mut self, scope: Scope) {
+    /// not answer within `patience` is killed too, and the job's processes are
+    /// then ours to kill.
+    pub fn kill(&mut self, scope: Scope, patience: Duration) {
         if self.adopted {
             self.kill_adopted();
             return;
@@ -259,7 +257,7 @@ impl Guard {
         });
         let now = clock::now();
         let since = *self.unanswered.get_or_insert(now);
-        if now - since > UNANSWERED {
+        if now - since > patience {
             self.kill_adopted();
         }
     }

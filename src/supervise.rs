@@ -267,6 +267,8 @@ const UNKILLABLE: Duration = Duration::from_secs(1);
 /// How long after the first kill a lost run ends, whoever lives on: there is
 /// no lease to keep for them any more.
 const HOPELESS: Duration = Duration::from_secs(5);
+/// How long the guard may take to answer after a loss, and otherwise.
+const GUARD_PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 /// A deadline for what nobody waits for any more.
 const A_DAY: Duration = Duration::from_secs(86_400);
 /// How long a stop that was passed on may take to stop the job.
@@ -415,6 +417,17 @@ impl Supervisor {
             Phase::Done => {}
         }
         moments.into_iter().flatten().min()
+    }
+
+    /// Returns how long the guard may take to answer an order to kill before it
+    /// is killed itself: long on a busy machine, unless the lease is running
+    /// out meanwhile.
+    #[must_use]
+    pub fn guard_patience(&self) -> Duration {
+        match &self.phase {
+            Phase::Running(Some(ending)) if ending.is_loss() => GUARD_PATIENCE.0,
+            _ => GUARD_PATIENCE.1,
+        }
     }
 
     /// Takes note of an event, and returns what is to be done.

@@ -100,6 +100,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
                 guard,
                 terminal: Terminal::open(),
                 naming: None,
+                patience: Duration::ZERO,
                 gone_at: None,
             };
             let plan = Plan {
@@ -161,6 +162,8 @@ struct Hands<'a> {
     guard: Guard,
     terminal: Option<Terminal>,
     naming: Option<Naming>,
+    /// How long the guard may take to answer an order to kill.
+    patience: Duration,
     gone_at: Option<Tick>,
 }
 
@@ -171,6 +174,7 @@ impl Hands<'_> {
         let mut actions = VecDeque::from(first);
         loop {
             while let Some(action) = actions.pop_front() {
+                self.patience = machine.guard_patience();
                 match self.carry_out(action, keeper) {
                     Done::Nothing => {}
                     Done::Event(event) => {
@@ -312,7 +316,7 @@ impl Hands<'_> {
             }
             Action::Forward(sig) => self.guard.forward(sig),
             Action::Terminate(scope) => self.guard.terminate(scope),
-            Action::Kill(scope) => self.guard.kill(scope),
+            Action::Kill(scope) => self.guard.kill(scope, self.patience),
             Action::Name(why) => {
                 self.naming = Some(why);
                 self.guard.name_survivors();

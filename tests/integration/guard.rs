@@ -107,7 +107,8 @@ fn at_any_moment(mut round: impl FnMut(&str, bool, Duration)) {
 #[test]
 fn the_guard_is_between_dblock_and_the_job() {
     let (place, family) = (Place::embedded(), Family::new());
-    let running = start(&place, &family, "k", true);
+    let mut running = start(&place, &family, "k", false);
+    let first = running.job();
     let guard = family.guard(running.pid());
     let dblock = running.process();
     assert_ne!(
@@ -117,31 +118,12 @@ fn the_guard_is_between_dblock_and_the_job() {
     );
     let session = |process: Process| pty::session_of(process.pid());
     assert_eq!(session(guard), session(dblock));
-    let first = running.process_of_the_job(&family, guard);
     assert_eq!(first.group(), Some(first.pid()));
     assert_eq!(session(first), session(dblock));
     assert_ne!(guard.group(), first.group());
     running.signal(SIGTERM);
     running.wait();
     family.vanishes();
-}
-
-trait FirstProcess {
-    fn process_of_the_job(&self, family: &Family, guard: Process) -> Process;
-}
-
-impl FirstProcess for Running {
-    /// Returns the job's first process, a child of the guard's.
-    #[track_caller]
-    fn process_of_the_job(&self, family: &Family, guard: Process) -> Process {
-        let job = family.job();
-        let first = job
-            .iter()
-            .find(|it| it.parent() == guard.pid() && it.process.group() == Some(it.process.pid()));
-        first
-            .unwrap_or_else(|| panic!("no child of {guard:?} leads a group: {job:?}"))
-            .process
-    }
 }
 
 fn the_job_dies_when_dblock_is_killed(place: &Place) {
@@ -632,9 +614,8 @@ fn a2_a_signal_to_everybody_leaves_the_job_its_time() {
              while :; do sleep 0.05; done"
         );
         let mut running = family.of(place.run("k")).job(&job).start();
-        running.job();
+        let job = running.job();
         let guard = family.guard(running.pid());
-        let job = running.process_of_the_job(&family, guard);
         for process in [guard, running.process(), job] {
             process.signal(signal);
         }

@@ -63,13 +63,6 @@ impl fmt::Debug for Member {
     }
 }
 
-impl Member {
-    /// Returns the number of the process's parent.
-    pub(crate) fn parent(&self) -> i32 {
-        self.parent
-    }
-}
-
 impl Family {
     /// Returns a family that has no members yet.
     pub(crate) fn new() -> Self {
