@@ -125,6 +125,8 @@ fn between_jobs(turns: u32) -> Turns {
 
 /// Processes that wait for one key.
 const WAITERS: usize = 100;
+/// Seconds in which each of them has stirred once.
+const ALL_STIR: u32 = 40;
 
 pub(crate) fn crowd(report: &mut Report) {
     let server = Server::start();
@@ -146,7 +148,7 @@ pub(crate) fn crowd(report: &mut Report) {
             Err(format!("{rows:?}"))
         }
     });
-    let seconds = setting("DBLOCK_BENCH_SECONDS", 10).max(10);
+    let seconds = setting("DBLOCK_BENCH_SECONDS", 10).max(ALL_STIR);
     let (before, begin) = (questions(&server), Instant::now());
     thread::sleep(Duration::from_secs(seconds.into()));
     // The question itself is one.

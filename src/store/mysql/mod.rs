@@ -113,6 +113,7 @@ impl Endpoint for Server {
             schema_is_right: false,
             queue: limits.queue,
             keeps_baton: false,
+            refusals: 0,
             shown: None,
         })
     }
@@ -138,6 +139,8 @@ struct MysqlStore {
     /// Whether the holder of what is asked for keeps the baton, to wake the
     /// next waiter: the holder of one among several slots does not.
     keeps_baton: bool,
+    /// How often in a row the way into the queue has ended in an error.
+    refusals: u32,
     /// When the waiter last put itself into the table, and its place then.
     shown: Option<(Tick, Option<Place>)>,
 }
@@ -145,6 +148,9 @@ struct MysqlStore {
 /// Longest sleep in the server's queue, in seconds: so often a waiter shows
 /// that it is still there.
 const SLEEP_SECONDS: u64 = 30;
+/// How often a waiter tries to get into the queue before it only looks. A
+/// server may have none, such as a cluster that refuses user-level locks.
+const TRIES: u32 = 3;
 /// How many waiters of a key keep a connection.
 const CONNECTED: u64 = 64;
 
@@ -310,7 +316,10 @@ impl Store for MysqlStore {
         let asked = sql::queue(&waiter.key, seconds);
         let got = self
             .link
-            .exchange_later(asked, Duration::from_secs(seconds))?;
+            .exchange_later(asked, Duration::from_secs(seconds));
+        self.refusals = got.as_ref().map_or(self.refusals + 1, |_| 0);
+        self.queue = self.refusals < TRIES;
+        let got = got?;
         let got = got
             .rows
             .first()
