@@ -415,8 +415,15 @@ impl Acquisition {
             user: claimant.user.clone(),
             waiting: now - self.started,
         });
-        let soonest = self.holders.iter().map(|row| row.remaining).min();
-        let mut limit = soonest.unwrap_or_default().min(SLEEP);
+        // The first must see a holder's lease end that nobody gives back. Those
+        // behind it need not.
+        let mut limit = match self.place {
+            Some(place) if place.ahead > 0 => SLEEP,
+            _ => {
+                let soonest = self.holders.iter().map(|row| row.remaining).min();
+                soonest.unwrap_or_default().min(SLEEP)
+            }
+        };
         if let Some(end) = self.over() {
             limit = limit.min(end - now);
         }
@@ -775,6 +782,15 @@ mod tests {
             let step = machine.answer(at(0), busy(left * SECOND), at(0));
             assert!(
                 matches!(&step, Step::Ask(Call::Wait(_, limit)) if *limit == expected * SECOND),
+                "{step:?}"
+            );
+            // Behind others it need not see the lease end.
+            let step = machine.answer(at(0), waited(Turn::Look, 3), at(0));
+            assert!(matches!(step, Step::Ask(Call::Look(_))));
+            let step = machine.answer(at(0), looked_busy(left * SECOND), at(0));
+            let longest = if patience == Patience::Forever { 30 } else { 4 };
+            assert!(
+                matches!(&step, Step::Ask(Call::Wait(_, limit)) if *limit == longest * SECOND),
                 "{step:?}"
             );
             // Woken, it looks before it tries.

@@ -11,7 +11,7 @@ use super::{PASSWORD, PASSWORD_VARIABLE};
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// The columns of the table of locks.
-const COLUMNS: [&str; 15] = [
+const COLUMNS: [&str; 19] = [
     "lock_key",
     "slot",
     "owner_id",
@@ -27,6 +27,10 @@ const COLUMNS: [&str; 15] = [
     "user_name",
     "command",
     "note",
+    "state",
+    "delay_ms",
+    "keep_until",
+    "done_until",
 ];
 
 /// A database with the tables, and a user with a password and the least
