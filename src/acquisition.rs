@@ -105,7 +105,7 @@ const PAUSE_FAR: (Duration, Duration) = (Duration::from_millis(200), Duration::f
 const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(640));
 const RETRY_WAITING: Duration = Duration::from_millis(3200);
 /// Longest sleep in the store's queue.
-const SLEEP: Duration = Duration::from_secs(30);
+const SLEEP: Duration = Duration::from_secs(60);
 
 /// The state of the attempt.
 #[derive(Debug)]
@@ -775,7 +775,7 @@ mod tests {
     fn a_waiter_sleeps_no_longer_than_the_lease_or_its_time() {
         for (patience, left, expected) in [
             (Patience::Forever, 9, 9),
-            (Patience::Forever, 900, 30),
+            (Patience::Forever, 900, 60),
             (Patience::For(4 * SECOND), 9, 4),
         ] {
             let (mut machine, _) = begin(patience);
@@ -788,7 +788,7 @@ mod tests {
             let step = machine.answer(at(0), waited(Turn::Look, 3), at(0));
             assert!(matches!(step, Step::Ask(Call::Look(_))));
             let step = machine.answer(at(0), looked_busy(left * SECOND), at(0));
-            let longest = if patience == Patience::Forever { 30 } else { 4 };
+            let longest = if patience == Patience::Forever { 60 } else { 4 };
             assert!(
                 matches!(&step, Step::Ask(Call::Wait(_, limit)) if *limit == longest * SECOND),
                 "{step:?}"

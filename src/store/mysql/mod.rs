@@ -147,7 +147,7 @@ struct MysqlStore {
 
 /// Longest sleep in the server's queue, in seconds: so often a waiter shows
 /// that it is still there.
-const SLEEP_SECONDS: u64 = 30;
+const SLEEP_SECONDS: u64 = 60;
 /// How often a waiter tries to get into the queue before it only looks. A
 /// server may have none, such as a cluster that refuses user-level locks.
 const TRIES: u32 = 3;
