@@ -419,10 +419,7 @@ impl Acquisition {
         // behind it need not.
         let mut limit = match self.place {
             Some(place) if place.ahead > 0 => SLEEP,
-            _ => {
-                let soonest = self.holders.iter().map(|row| row.remaining).min();
-                soonest.unwrap_or_default().min(SLEEP)
-            }
+            _ => self.soonest().unwrap_or_default().min(SLEEP),
         };
         if let Some(end) = self.over() {
             limit = limit.min(end - now);
@@ -442,39 +439,37 @@ impl Acquisition {
             let refusal = self.no_answer();
             return self.end(refusal, now);
         }
-        let pause = match waited.turn {
+        let (pauses, then) = match waited.turn {
             Turn::Look => return self.look(now),
-            Turn::First if self.wanted.terms.slots > 1 => {
-                self.jittered(PAUSE_FIRST_FOR_SLOTS, self.looks.saturating_sub(1))
-            }
-            Turn::First => self.jittered(PAUSE_FIRST, self.looks.saturating_sub(1)),
-            Turn::NoQueue => self.jittered(PAUSE, self.looks.saturating_sub(1)),
+            Turn::First if self.wanted.terms.slots > 1 => (PAUSE_FIRST_FOR_SLOTS, Then::Look),
+            Turn::First => (PAUSE_FIRST, Then::Look),
+            Turn::NoQueue => (PAUSE, Then::Look),
             Turn::Far => {
                 let ahead = waited.place.map_or(0, |place| place.ahead);
                 let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
                 let whole = PAUSE_FAR.0.saturating_mul(ahead).min(PAUSE_FAR.1);
-                self.jittered((whole, whole), 0)
+                ((whole, whole), Then::Queue)
             }
         };
-        let then = match waited.turn {
-            Turn::Far => Then::Queue,
-            _ => Then::Look,
+        let mut pause = self.jittered(pauses, self.looks.saturating_sub(1));
+        // Of those who are far, others see the lease end.
+        if let (Then::Look, Some(soonest)) = (then, self.soonest()) {
+            pause = pause.min(soonest + Duration::from_millis(1));
+        }
+        let until = now + pause;
+        self.phase = match self.over() {
+            Some(end) if end <= until => Phase::Pausing {
+                until: end,
+                then: Then::Look,
+            },
+            _ => Phase::Pausing { until, then },
         };
-        let soonest = self.holders.iter().map(|row| row.remaining).min();
-        let mut until = now + pause.min(soonest.unwrap_or(pause) + Duration::from_millis(1));
-        if let Turn::Far = waited.turn {
-            // Others are nearer.
-            until = now + pause;
-        }
-        let mut then = then;
-        if let Some(end) = self.over()
-            && end <= until
-        {
-            until = end;
-            then = Then::Look;
-        }
-        self.phase = Phase::Pausing { until, then };
         Step::Wait
+    }
+
+    /// Returns when the first of those who stand in the way may be gone.
+    fn soonest(&self) -> Option<Duration> {
+        self.holders.iter().map(|row| row.remaining).min()
     }
 
     /// Returns when a call that is made now is given up: a waiter's last look
