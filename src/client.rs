@@ -165,7 +165,7 @@ use crate::store::{
 
 pub use crate::renewal::Loss;
 pub use lease::{Ended, Lease, Standing, Watch};
-pub use obtain::CancelHandle;
+pub use obtain::{CancelHandle, Surroundings, obtain};
 
 /// Limit for a connection while no lease is held, unless set otherwise.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -512,7 +512,7 @@ impl Lock {
         });
         let mut inbox = Inbox::without_signals()?;
         let mut keeper = Keeper::start(store, inbox.postbox())?;
-        let won = match obtain::obtain(wanted, &mut inbox, &mut keeper, self.cancel.as_ref())? {
+        let won = match obtain(wanted, &mut inbox, &mut keeper, &mut self.cancel.as_ref())? {
             Ok(won) => won,
             Err(refusal) => return refused(refusal),
         };

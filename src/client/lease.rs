@@ -300,7 +300,7 @@ fn live(
     wanted: Wanted,
     plan: Plan,
     store: Box<dyn Store>,
-    cancel: Option<&CancelHandle>,
+    mut cancel: Option<&CancelHandle>,
     tell: &mpsc::Sender<Told>,
 ) -> Result<(), Told> {
     let failed = |error: io::Error| Err(Error::from(error));
@@ -308,7 +308,7 @@ fn live(
     let mut keeper = Keeper::start(store, inbox.postbox()).map_err(failed)?;
     let bell = bell().map_err(failed)?;
     let ttl = wanted.ttl;
-    let won = obtain(wanted, &mut inbox, &mut keeper, cancel).map_err(failed)?;
+    let won = obtain(wanted, &mut inbox, &mut keeper, &mut cancel).map_err(failed)?;
     let Won {
         grant,
         sent,

@@ -1,5 +1,5 @@
-//! The hands of [`crate::acquisition`] in a program that has signals of its
-//! own.
+//! The hands of [`crate::acquisition`], for programs and for `run` and
+//! `acquire`, which differ in what ends an attempt and who is told of it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::acquisition::{Acquisition, Refusal, Step, Wanted, Won};
-use crate::clock;
+use crate::clock::{self, Tick};
 use crate::inbox::{Inbox, Incoming};
 use crate::keeper::{Call, Keeper};
 use crate::signals::Sig;
@@ -75,12 +75,51 @@ pub(super) fn bell() -> io::Result<EventFd> {
     Ok(EventFd::from_flags(flags)?)
 }
 
+/// What is around an attempt to take a lock.
+pub trait Surroundings {
+    /// Returns a descriptor whose readiness is to be looked at, too; it comes
+    /// in as [`Incoming::Guard`].
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Takes note of what has come in, and returns the signal that ends the
+    /// attempt if this is to.
+    fn ends(&mut self, incoming: &Incoming) -> Option<Sig>;
+
+    /// Is shown how the attempt stands, and returns when it is to be shown
+    /// again at the latest.
+    fn show(&mut self, machine: &Acquisition) -> Option<Tick>;
+}
+
+impl Surroundings for Option<&CancelHandle> {
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        self.map(AsFd::as_fd)
+    }
+
+    fn ends(&mut self, incoming: &Incoming) -> Option<Sig> {
+        // Any signal that asks to stop means the same. It is heard once.
+        matches!(incoming, Incoming::Guard).then(|| {
+            *self = None;
+            Sig::Term
+        })
+    }
+
+    fn show(&mut self, _: &Acquisition) -> Option<Tick> {
+        None
+    }
+}
+
 /// Takes the lock, or returns why not.
-pub(super) fn obtain(
+///
+/// # Errors
+///
+/// Returns an error if the system cannot wait.
+pub fn obtain(
     wanted: Wanted,
     inbox: &mut Inbox,
     keeper: &mut Keeper,
-    mut cancel: Option<&CancelHandle>,
+    around: &mut impl Surroundings,
 ) -> io::Result<Result<Won, Refusal>> {
     let key = wanted.key.clone();
     let (mut machine, mut step) = Acquisition::begin(wanted, fastrand::Rng::new(), clock::now());
@@ -90,6 +129,7 @@ pub(super) fn obtain(
             Step::Cancel => keeper.cancel(),
             Step::Wait => {}
             Step::Won(mut won) => {
+                // What is done under the lock does not wait for it.
                 if let Some(waiter) = won.waiter.take() {
                     keeper.ask(Call::Forget(key, vec![waiter]));
                 }
@@ -97,17 +137,17 @@ pub(super) fn obtain(
             }
             Step::End(refusal) => return Ok(Err(refusal)),
         }
+        let show_at = around.show(&machine);
+        let until = machine.wake_at().into_iter().chain(show_at).min();
         step = Step::Wait;
-        for incoming in inbox.wait(machine.wake_at(), cancel.map(AsFd::as_fd))? {
-            let next = match incoming {
-                Incoming::Guard => {
-                    cancel = None;
-                    // Any signal that asks to stop means the same.
-                    machine.signal(Sig::Term, clock::now())
+        for incoming in inbox.wait(until, around.bell())? {
+            let next = match (around.ends(&incoming), incoming) {
+                (Some(sig), _) => machine.signal(sig, clock::now()),
+                (None, Incoming::Answer(answer)) => {
+                    machine.answer(answer.sent, answer.reply, clock::now())
                 }
-                Incoming::Answer(answer) => machine.answer(answer.sent, answer.reply, clock::now()),
-                Incoming::Timer => machine.timer(clock::now()),
-                Incoming::Signal(_) => Step::Wait,
+                (None, Incoming::Timer) => machine.timer(clock::now()),
+                (None, Incoming::Signal(_) | Incoming::Guard) => Step::Wait,
             };
             // At most one event of a batch has a consequence: there is one
             // call under way, and an end is an end.

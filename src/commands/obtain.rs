@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use anyhow::Error;
 
-use crate::acquisition::{Acquisition, Patience, Refusal, Step, Wanted, Won};
+use crate::acquisition::{Acquisition, Patience, Refusal, Wanted, Won};
 use crate::cli::LockArgs;
-use crate::clock;
+use crate::client::{self, Surroundings};
+use crate::clock::{self, Tick};
 use crate::config::ConfigError;
 use crate::inbox::{Inbox, Incoming};
-use crate::keeper::{Call, Keeper};
-use crate::lock::{Claimant, Holder, Kind, Terms, slot_of};
+use crate::keeper::Keeper;
+use crate::lock::{Claimant, Holder, Key, Kind, Terms, slot_of};
 use crate::output::{Console, Waiting, Who};
 use crate::signals::{self, Sig};
 
@@ -57,60 +58,51 @@ pub(super) fn obtain(
     keeper: &mut Keeper,
     console: Console,
 ) -> io::Result<Result<Won, Refusal>> {
-    let key = wanted.key.clone();
-    let (mut machine, mut step) = Acquisition::begin(wanted, fastrand::Rng::new(), clock::now());
-    let mut tell_at = None;
-    loop {
-        match step {
-            Step::Ask(call) => keeper.ask(call),
-            Step::Cancel => keeper.cancel(),
-            Step::Wait => {}
-            Step::Won(mut won) => {
-                // The job's start does not wait for it.
-                if let Some(waiter) = won.waiter.take() {
-                    keeper.ask(Call::Forget(key, vec![waiter]));
-                }
-                return Ok(Ok(won));
+    let mut command = Command {
+        key: wanted.key.clone(),
+        console,
+        tell_at: None,
+    };
+    client::obtain(wanted, inbox, keeper, &mut command)
+}
+
+/// A command that waits: its signals end it, and people are told.
+struct Command {
+    key: Key,
+    console: Console,
+    /// When people are to be told again, once they were.
+    tell_at: Option<Tick>,
+}
+
+impl Surroundings for Command {
+    fn ends(&mut self, incoming: &Incoming) -> Option<Sig> {
+        match incoming {
+            Incoming::Signal(Sig::Tstp) => {
+                signals::stop_self(Sig::Tstp.number());
+                None
             }
-            Step::End(refusal) => return Ok(Err(refusal)),
+            Incoming::Signal(sig) if sig.ends_by_default() => Some(*sig),
+            _ => None,
         }
+    }
+
+    fn show(&mut self, machine: &Acquisition) -> Option<Tick> {
         let now = clock::now();
-        if !machine.holders().is_empty() && tell_at.is_none_or(|moment| now >= moment) {
+        if !machine.holders().is_empty() && self.tell_at.is_none_or(|moment| now >= moment) {
             let line = Waiting {
-                key: &key,
+                key: &self.key,
                 holders: machine.holders(),
                 place: machine.place(),
             };
             // At first only to those who want to know all; after a while to
             // everybody who has not asked for silence.
-            match tell_at {
-                None => console.tell(&line),
-                Some(_) => console.busy(&line),
+            match self.tell_at {
+                None => self.console.tell(&line),
+                Some(_) => self.console.busy(&line),
             }
-            tell_at = Some(now + TELL_AGAIN);
+            self.tell_at = Some(now + TELL_AGAIN);
         }
-        step = Step::Wait;
-        let until = machine.wake_at().into_iter().chain(tell_at).min();
-        for incoming in inbox.wait(until, None)? {
-            let next = match incoming {
-                Incoming::Signal(sig @ Sig::Tstp) => {
-                    signals::stop_self(sig.number());
-                    Step::Wait
-                }
-                Incoming::Signal(sig) if sig.ends_by_default() => machine.signal(sig, clock::now()),
-                Incoming::Signal(_) | Incoming::Guard => Step::Wait,
-                Incoming::Answer(answer) => machine.answer(answer.sent, answer.reply, clock::now()),
-                Incoming::Timer => machine.timer(clock::now()),
-            };
-            // At most one event of a batch has a consequence: there is one
-            // call under way, and an end is an end.
-            if !matches!(next, Step::Wait) {
-                step = next;
-            }
-            if matches!(step, Step::End(_) | Step::Won(_)) {
-                break;
-            }
-        }
+        self.tell_at
     }
 }
 
