@@ -21,7 +21,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 
 use crate::support::dblock::Dblock;
-use crate::support::faketime::FalseClock;
+use crate::support::faketime::{FalseClock, within_uptime};
 use crate::support::on_every_store;
 use crate::support::place::Place;
 use crate::support::running::Running;
@@ -96,7 +96,8 @@ fn d1_a_host_whose_clock_is_wrong_stays_out(place: &Place) {
     let clock = FalseClock::new();
     let right = || place.dblock();
     let wrong = || clock.on_the_host_of(place.dblock());
-    for offset in [10 * MINUTE_MS, -10 * MINUTE_MS] {
+    let step = within_uptime(10 * MINUTE_MS);
+    for offset in [step, -step] {
         clock.set_offset_ms(offset);
         let date = clock.on_the_host_of(Dblock::program("date").arg("+%s"));
         assert_off_by(date.run().code(0).text(), offset);
@@ -142,7 +143,8 @@ fn d1_a_step_of_a_hosts_clock_changes_nothing(place: &Place) {
         .job("date +%s; exit 6")
         .start();
     place.wait_until_reached_by(&waiter);
-    for offset in [HOUR_MS, -HOUR_MS] {
+    let step = within_uptime(HOUR_MS);
+    for offset in [step, -step] {
         clock.set_offset_ms(offset);
         // The first answer may be to a question from before.
         place.wait_for_renewal("k");
@@ -153,9 +155,9 @@ fn d1_a_step_of_a_hosts_clock_changes_nothing(place: &Place) {
     gate.open();
     let output = running.wait().code(5).quiet();
     let date = output.text().lines().last().expect("the time of day");
-    assert_off_by(date, -HOUR_MS);
+    assert_off_by(date, -step);
     let waited = waiter.wait().code(6).quiet();
-    assert_off_by(waited.text(), -HOUR_MS);
+    assert_off_by(waited.text(), -step);
     let report = fs::read(&report).expect("the report is there");
     let report: Value = serde_json::from_slice(&report).expect("the report is JSON");
     let held = number(&report, "held_ms");

@@ -24,6 +24,17 @@ const KEEP: &str = r#"
 exec faketime -f +0 sh -c 'echo "$LD_PRELOAD"; echo "$FAKETIME_SHARED"; unset LD_PRELOAD; exec cat >&2'
 "#;
 
+/// Returns the offset, or a smaller one on a host that was started lately:
+/// libfaketime moves the absolute timers of a program along with its clock
+/// (timerfd_settime(2)), and none can lie before boot.
+#[track_caller]
+pub(crate) fn within_uptime(offset_ms: i64) -> i64 {
+    let uptime = fs::read_to_string("/proc/uptime").expect("the uptime can be read");
+    let seconds = uptime.split('.').next().and_then(|text| text.parse().ok());
+    let most: i64 = seconds.map_or(0, |seconds: i64| seconds * 1000 / 2);
+    offset_ms.clamp(-most, most)
+}
+
 /// A clock that shows another time of day than this host's, by an offset.
 #[derive(Debug)]
 pub(crate) struct FalseClock {
