@@ -36,6 +36,7 @@ pub mod inbox;
 pub mod keeper;
 pub mod lease;
 pub mod lease_file;
+pub mod ledger;
 pub mod lock;
 pub mod nesting;
 pub mod origin;
